@@ -176,6 +176,28 @@ def test_the_command_line_comes_before_the_environment(monkeypatch):
     assert given["reload_includes"] == ["*.a", "*.b"]
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("RINGLOOP_PORT", "abc", "'abc' is not a valid integer"),
+        ("UVICORN_PORT", "abc", "'abc' is not a valid integer"),
+        ("UVICORN_LOG_LEVEL", "loud", "'loud' is not one of 'critical', "),
+        ("UVICORN_ACCESS_LOG", "perhaps", "'perhaps' is not a valid boolean"),
+        ("UVICORN_HEADERS", "nonsense", "'nonsense' is not of the form Name:Value"),
+        ("RINGLOOP_RELOAD_DIRS", "/nowhere", "Path '/nowhere' does not exist."),
+        ("RINGLOOP_TIMEOUT_HEAD", "inf", "inf is not a number of seconds up to"),
+        ("RINGLOOP_METRICS", "metrics", "the path must begin with a slash"),
+    ],
+)
+def test_a_mistake_in_the_environment_names_the_variable(monkeypatch, name, value, message):
+    monkeypatch.setattr(_command_line, "run", None)
+    result = CliRunner().invoke(_command_line.command("ringloop"), ["a:b"], env={name: value})
+    assert result.exit_code == 2
+    assert result.output.splitlines()[-1].startswith(
+        f"Error: Invalid value for the environment variable {name}: {message}"
+    )
+
+
 @pytest.mark.parametrize("head", ["RINGLOOP_", "UVICORN_"])
 def test_directories_in_the_environment_are_separated_as_in_path(monkeypatch, tmp_path, head):
     """Their names may have spaces."""

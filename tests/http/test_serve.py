@@ -110,6 +110,50 @@ def test_what_cannot_start_ends_with_status_3(arm, arguments, message):
         assert "Traceback" not in output
 
 
+REFUSED = """
+import sys
+sys.path.insert(0, {!r})
+import support
+support.refuse_io_uring(1)
+from ringloop.__main__ import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize(
+    ("variable", "option", "who"),
+    [
+        ("io_uring", (), "RINGLOOP_BACKEND"),
+        ("", ("--backend", "io_uring"), "the configuration"),
+    ],
+    ids=["environment", "option"],
+)
+def test_a_backend_that_is_refused_ends_with_status_3(arm, workers, variable, option, who):
+    support.needs_seccomp()
+    command = [sys.executable, "-c", REFUSED.format(os.path.dirname(support.__file__)), "serve", "applications:app"]
+    command += ["--port", "0", "--workers", workers, *option]
+    status, output = fails(arm, command=command, env={"RINGLOOP_BACKEND": variable})
+    assert status == 3
+    message = f"io_uring is forced by {who}, but io_uring_setup was refused with EPERM .*\n"
+    assert re.fullmatch(f"ERROR:    The event loop can't be made: {message}", output)
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("RINGLOOP_BUSY_POLL", "fast", "'fast' is not a valid busy_poll value; use "),
+        ("RINGLOOP_BACKEND", "kqueue", 'unknown backend "kqueue": use io_uring, epoll or auto\n'),
+    ],
+)
+def test_a_wrong_setting_of_the_loop_ends_with_status_3(arm, workers, name, value, message):
+    status, output = fails(arm, "applications:app", "--workers", workers, env={name: value})
+    assert status == 3
+    assert output.startswith(f"ERROR:    The event loop can't be made: {name}: {message}")
+    assert output.count("\n") == 1
+
+
 def test_a_port_that_is_taken(arm):
     with socket.create_server((support.HOST, 0)) as listener:
         port = listener.getsockname()[1]
@@ -502,3 +546,9 @@ def test_it_runs_on_the_backend_that_was_asked_for(arm, tmp_path):
     (tmp_path / "tell.py").write_text(source)
     with serving(other, "tell:app", "--app-dir", str(tmp_path), "--backend", arm) as program:
         assert program.get("/")[2] == arm.encode()
+
+
+@both_backends
+def test_the_backend_in_the_environment_may_have_any_case_and_spaces(arm, tmp_path):
+    with serving(f" {arm.upper()} ", "applications:app") as program:
+        assert program.get("/")[0] == 200

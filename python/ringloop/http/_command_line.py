@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import os
 import platform
 import re
 import sys
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 import ringloop
 
@@ -35,7 +37,15 @@ class _Option(click.Option):
         self.group = group
         assert self.name is not None
         heads = _HEAD_OF_NAMES[:1] if ours else _HEAD_OF_NAMES
-        self.envvar = [head + self.name.upper() for head in heads]
+        # RINGLOOP_BACKEND is read by the loop, as everywhere.
+        self.envvar = None if self.name == "backend" else [head + self.name.upper() for head in heads]
+
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        """What a message about a wrong value calls the option: as the user has set it."""
+        assert self.name is not None
+        if ctx is None or ctx.get_parameter_source(self.name) is not ParameterSource.ENVIRONMENT:
+            return super().get_error_hint(ctx)
+        return next(f"the environment variable {name}" for name in self.envvar or () if os.environ.get(name))
 
 
 class _Command(click.Command):

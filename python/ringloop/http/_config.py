@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 import random
 import ssl
@@ -200,8 +199,8 @@ class Config:
         logging.configure(self.log_config, level=self.log_level, use_colors=self.use_colors, access_log=self.access_log)
 
     def get_loop_factory(self) -> Callable[[], EventLoop]:
-        """The factory of the server's event loop."""
-        return functools.partial(new_event_loop, backend=self.backend)
+        """The factory of the server's event loop. It raises StartupError where no such loop can be made."""
+        return self._make_loop
 
     def load_app(self) -> Any:
         """Imports what `app` names, and returns it. Raises StartupError."""
@@ -245,6 +244,13 @@ class Config:
         if self.uds is not None:
             return _listening.bind_unix(self.uds)
         return _listening.passed_by_systemd() or _listening.bind(self.host, self.port, reuse_port=self.reuse_port)
+
+    def _make_loop(self) -> EventLoop:
+        try:
+            return new_event_loop(backend=self.backend)
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else None
+            raise StartupError(f"The event loop can't be made: {reason or error}") from error
 
     def _ssl_files(self) -> list[str | os.PathLike[str]]:
         return [file for file in (self.ssl_certfile, self.ssl_keyfile, self.ssl_ca_certs) if file]

@@ -88,12 +88,16 @@ class Server:
             self._tell(self._force_asked)
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serves on a new event loop until told to end; see `serve`."""
-        with asyncio.Runner(loop_factory=self.config.get_loop_factory()) as runner:
-            try:
-                runner.run(self.serve(sockets))
-            finally:
-                runner.run(self._end_tasks())
+        """Serves on a new event loop until told to end; see `serve`. Raises SystemExit(3) also if the loop can't be made."""
+        try:
+            with asyncio.Runner(loop_factory=self.config.get_loop_factory()) as runner:
+                try:
+                    runner.run(self.serve(sockets))
+                finally:
+                    runner.run(self._end_tasks())
+        except StartupError as error:
+            logger.error("%s", error)
+            sys.exit(STARTUP_FAILURE)
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serves on the running loop until told to end, on these sockets or those that the configuration names.
