@@ -118,7 +118,7 @@ def test_an_unknown_backend_argument_is_an_error(arm):
         ringloop.new_event_loop(backend="kqueue")
     for word in ("kqueue", "io_uring", "epoll", "auto"):
         assert word in str(caught.value)
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="^backend must be 'auto', 'io_uring' or 'epoll', not int$"):
         ringloop.new_event_loop(backend=5)
     with pytest.raises(TypeError):
         ringloop.new_event_loop("epoll")
@@ -191,6 +191,10 @@ for options in ({{}}, {{"backend": "io_uring"}}):
     except OSError as error:
         assert error.errno == {number}
         print(error)
+# What the messages advise.
+ringloop.new_event_loop(backend="auto").close()
+os.environ["RINGLOOP_BACKEND"] = "auto"
+ringloop.new_event_loop().close()
 """,
         arm,
         env={"RINGLOOP_BACKEND": "io_uring"},
@@ -199,6 +203,10 @@ for options in ({{}}, {{"backend": "io_uring"}}):
     assert (child.returncode, child.stderr) == (0, "")
     lines = child.stdout.splitlines()
     assert len(lines) == 2
+    assert "io_uring is forced by RINGLOOP_BACKEND, but " in lines[0]
+    assert lines[0].endswith("or set RINGLOOP_BACKEND to epoll or auto")
+    assert "io_uring is forced by the configuration, but " in lines[1]
+    assert lines[1].endswith("or choose epoll or auto there")
     for line in lines:
         assert call in line
         assert os.strerror(number).lower() in line.lower() or errno.errorcode[number] in line

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{OwnedFd, RawFd};
 use std::time::Duration;
 
-use crate::config::{BackendChoice, BackendKind, Config, Refused};
+use crate::config::{BACKEND_VARIABLE, BackendChoice, BackendKind, Config, Refused};
 use crate::contract::{Counters, Peek};
 use crate::epoll::Epoll;
 use crate::event::{Event, Interest, Mode};
@@ -38,10 +38,12 @@ pub(crate) fn choose(config: &Config, waker: &Waker) -> io::Result<(Backend, Str
                 Ok((Backend::Uring(Box::new(uring)), reason))
             }
             Err(error) => {
-                let errno = Refused::of(&error).and_then(Refused::errno);
+                let errno =
+                    Refused::of(&error).map_or_else(|| error.raw_os_error(), Refused::errno);
                 let text = format!(
-                    "io_uring is forced by {}, but {error}: allow it, or use epoll (RINGLOOP_BACKEND=epoll or auto)",
-                    config.forced_by()
+                    "io_uring is forced by {}, but {error}{}",
+                    config.forced_by(),
+                    remedy(errno, config)
                 );
                 Err(io::Error::new(error.kind(), Refused::new(errno, text)))
             }
@@ -53,6 +55,23 @@ pub(crate) fn choose(config: &Config, waker: &Waker) -> io::Result<(Backend, Str
             }
             Err(error) => epoll(format!("epoll: {error}")),
         },
+    }
+}
+
+/// What to do where a forced `io_uring` is refused, as the end of a sentence.
+fn remedy(errno: Option<i32>, config: &Config) -> String {
+    let change = match errno {
+        // The reason says what to do, and epoll needs descriptors, too.
+        Some(libc::EMFILE | libc::ENFILE) => return String::new(),
+        Some(libc::EPERM | libc::EACCES | libc::ENOSYS) => "allow it, or ",
+        Some(libc::ENOMEM) => "raise the limit, or ",
+        Some(libc::EINVAL) | None => "use a newer kernel, or ",
+        Some(_) => "",
+    };
+    if config.is_forced_by_environment() {
+        format!(": {change}set {BACKEND_VARIABLE} to epoll or auto")
+    } else {
+        format!(": {change}choose epoll or auto there")
     }
 }
 

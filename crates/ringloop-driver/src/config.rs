@@ -120,11 +120,16 @@ impl Config {
 
     /// Who forced the backend, as text: "`RINGLOOP_BACKEND`" or "the configuration".
     pub(crate) fn forced_by(&self) -> &'static str {
-        if self.from_environment == Some(self.backend) {
+        if self.is_forced_by_environment() {
             BACKEND_VARIABLE
         } else {
             "the configuration"
         }
+    }
+
+    /// Whether the backend is the one that [`BACKEND_VARIABLE`] names.
+    pub(crate) fn is_forced_by_environment(&self) -> bool {
+        self.from_environment == Some(self.backend)
     }
 }
 

@@ -7,13 +7,14 @@ use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::Relaxed;
 
 use pyo3::call::PyCallArgs;
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyDict, PyTuple, PyType};
+use pyo3::types::{PyDict, PyString, PyTuple, PyType};
 use pyo3::{PyTraverseError, PyVisit};
 use ringloop::busy_poll::UnknownBusyPoll;
 use ringloop::{BusyPoll, ReactorConfig};
+use ringloop_driver::{BackendChoice, UnknownBackend};
 
 use self::fast_calls::{loop_keyword, vectorcall};
 use crate::buffers::{FileSending, Received};
@@ -35,7 +36,7 @@ impl Loop {
     #[pyo3(signature = (*_args, backend=None, busy_poll=None, **_options))]
     fn new(
         _args: &Bound<'_, PyTuple>,
-        backend: Option<&str>,
+        backend: Option<&Bound<'_, PyAny>>,
         busy_poll: Option<&Bound<'_, PyAny>>,
         _options: Option<&Bound<'_, PyDict>>,
         py: Python<'_>,
@@ -43,11 +44,8 @@ impl Loop {
         let mut config =
             ReactorConfig::from_env().map_err(|error| support::os_error(py, &error))?;
         if let Some(name) = backend {
-            config.driver.backend =
-                name.parse()
-                    .map_err(|error: ringloop_driver::UnknownBackend| {
-                        objects::error::<PyValueError>(py, &error.to_string())
-                    })?;
+            // The environment's choice is forgotten: messages must not name a variable that has no effect.
+            config.driver = ringloop_driver::Config::with_backend(parse_backend(name)?);
         }
         if let Some(policy) = busy_poll {
             config.busy_poll = parse_busy_poll(policy)?;
@@ -512,6 +510,20 @@ impl Loop {
         self.clear(py);
         self.set_task_factory(py, None);
     }
+}
+
+fn parse_backend(name: &Bound<'_, PyAny>) -> PyResult<BackendChoice> {
+    let py = name.py();
+    let Ok(text) = name.cast::<PyString>() else {
+        let text = format!(
+            "backend must be 'auto', 'io_uring' or 'epoll', not {}",
+            name.get_type().name()?
+        );
+        return Err(objects::error::<PyTypeError>(py, &text));
+    };
+    text.to_str()?
+        .parse()
+        .map_err(|error: UnknownBackend| objects::error::<PyValueError>(py, &error.to_string()))
 }
 
 fn parse_busy_poll(policy: &Bound<'_, PyAny>) -> PyResult<BusyPoll> {

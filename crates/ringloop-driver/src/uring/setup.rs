@@ -100,7 +100,7 @@ fn refusal(call: &str, error: &io::Error) -> io::Error {
         }
         Some(libc::EINVAL) if is_setup => "EINVAL (a kernel before 5.19)",
         Some(libc::EMFILE) => "EMFILE (too many open files: raise ulimit -n)",
-        Some(libc::ENFILE) => "ENFILE (too many open files on this machine)",
+        Some(libc::ENFILE) => "ENFILE (too many open files on this machine: raise fs.file-max)",
         _ => &error.to_string(),
     };
     let text = format!("{call} was refused with {why}");

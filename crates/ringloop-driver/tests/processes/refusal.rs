@@ -116,22 +116,49 @@ fn too_little_memory_leads_to_epoll() {
 
 #[test]
 fn forced_io_uring_that_is_refused_is_an_error_that_says_what_to_do() {
-    for call in [
+    let (setup, enter, register) = (
         libc::SYS_io_uring_setup,
         libc::SYS_io_uring_enter,
         libc::SYS_io_uring_register,
+    );
+    let allow = ["EPERM", ": allow it, or choose epoll or auto there"];
+    for (call, errno, end) in [
+        (setup, libc::EPERM, allow),
+        (enter, libc::EPERM, allow),
+        (register, libc::EPERM, allow),
+        (
+            setup,
+            libc::ENOMEM,
+            ["ENOMEM", ": raise the limit, or choose epoll or auto there"],
+        ),
+        (
+            setup,
+            libc::EINVAL,
+            [
+                "EINVAL",
+                ": use a newer kernel, or choose epoll or auto there",
+            ],
+        ),
+        (setup, libc::EBUSY, ["busy", ": choose epoll or auto there"]),
+        // epoll needs descriptors, too.
+        (setup, libc::EMFILE, ["EMFILE", "files: raise ulimit -n)"]),
+        (
+            setup,
+            libc::ENFILE,
+            ["ENFILE", "machine: raise fs.file-max)"],
+        ),
     ] {
         in_child(|| {
-            refuse(call, libc::EPERM);
+            refuse(call, errno);
             match Driver::new(&Config::with_backend(BackendChoice::IoUring)) {
                 Ok(driver) => Err(format!("got {}", driver.backend())),
                 Err(error) => {
                     let text = error.to_string();
-                    let complete = ["io_uring", "EPERM", "epoll", "RINGLOOP_BACKEND"]
-                        .iter()
-                        .all(|word| text.contains(word));
-                    let errno = Refused::of(&error).and_then(Refused::errno);
-                    if complete && errno == Some(libc::EPERM) {
+                    let complete = text
+                        .starts_with("io_uring is forced by the configuration, but ")
+                        && text.contains(end[0])
+                        && text.ends_with(end[1]);
+                    if complete && Refused::of(&error).and_then(Refused::errno) == Some(errno) {
                         Ok(())
                     } else {
                         Err(text)
