@@ -110,7 +110,7 @@ def test_what_the_command_line_hands_over(monkeypatch):
     assert "log_config" not in given
     arguments = "a:b --timeout-head 0 --timeout-body 1.5 --header a:b --header c:d:e --reload-dir . --no-use-colors"
     assert run(command, arguments.split()).exit_code == 0
-    assert (given["timeout_head"], given["timeout_body"]) == (None, 1.5)
+    assert (given["timeout_head"], given["timeout_body"]) == (0, 1.5)
     assert given["headers"] == [("a", "b"), ("c", "d:e")]
     assert given["reload_dirs"] == ["."]
     assert given["use_colors"] is False
@@ -120,7 +120,7 @@ HUGE = str(1 << 70)
 NUMBERS = (
     *("backlog", "fd", "limit-body-ahead", "limit-concurrency", "limit-fields", "limit-head", "limit-http2-requests"),
     *("limit-max-requests", "limit-max-requests-jitter", "workers", "workers-max-rss", "ws-max-queue", "ws-max-size"),
-    "h11-max-incomplete-event-size",
+    *("h11-max-incomplete-event-size", "port"),
 )
 TIMES = (
     *("reload-delay", "ssl-handshake-timeout", "ssl-shutdown-timeout", "timeout-body", "timeout-graceful-shutdown"),
@@ -156,11 +156,56 @@ def test_what_no_server_can_use_is_a_mistake_on_the_command_line(monkeypatch, op
 def test_each_number_of_the_command_line_has_a_limit():
     types = click.types.IntParamType, click.types.FloatParamType
     parameters = [parameter for parameter in options().values() if isinstance(parameter.type, types)]
-    without = {"port", "ssl_cert_reqs", "ssl_version"}
+    without = {"ssl_cert_reqs", "ssl_version"}
     assert {parameter.name.replace("_", "-") for parameter in parameters if parameter.name not in without} == {
         *NUMBERS,
         *TIMES,
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        *((name.replace("-", "_"), value, "a whole number from ") for name in NUMBERS for value in (-1, 1 << 70, "1")),
+        *(
+            (name.replace("-", "_"), value, "a number of seconds ")
+            for name in TIMES
+            for value in (-1, float("inf"), float("nan"), 1e300, "1")
+        ),
+        ("workers", 0, "a whole number from 1 to sys.maxsize"),
+        ("limit_head", None, "a whole number from 1 to sys.maxsize"),
+        ("port", 65536, "a whole number from 0 to 65535"),
+        ("ssl_handshake_timeout", 0, "a number of seconds above 0, up to 1000000000"),
+        ("timeout_head", -1, "a number of seconds from 0, up to 1000000000"),
+        ("backend", "kqueue", "'auto', 'io_uring' or 'epoll'"),
+        ("lifespan", "yes", "'auto', 'on' or 'off'"),
+        ("interface", "cgi", "'auto', 'asgi3', 'asgi2' or 'wsgi'"),
+    ],
+)
+def test_what_no_server_can_use_is_a_mistake_in_python(name, value, allowed):
+    with pytest.raises(ValueError) as caught:
+        Config("a:b", log_config=None, **{name: value})
+    text = str(caught.value)
+    assert text.startswith(f"{name} must be {allowed}")
+    assert text.endswith(f", not {value!r}")
+
+
+def test_zero_means_no_limit_in_python_too():
+    for name in ("limit_http2_requests", "timeout_head", "timeout_write", "ws_ping_interval"):
+        assert getattr(Config(print, log_config=None, **{name: 0}), name) is None
+    assert Config(print, log_config=None, timeout_graceful_shutdown=0).timeout_graceful_shutdown == 0
+
+
+def test_headers_in_python_are_checked():
+    pairs = (("X-A", "b"), ("x-c", "d"))
+    assert Config(print, log_config=None, headers=iter(pairs)).headers == list(pairs)
+    for header, text in (
+        (("a", "b\nc: d"), r"headers: 'a: b\nc: d' has characters that are not allowed in a header"),
+        (("Content-Length", "1"), "headers: 'Content-Length: 1' would give each response the same length"),
+    ):
+        with pytest.raises(ValueError) as caught:
+            Config(print, log_config=None, headers=[header])
+        assert str(caught.value) == text
 
 
 def test_the_command_line_comes_before_the_environment(monkeypatch):

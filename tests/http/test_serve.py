@@ -484,7 +484,7 @@ def test_mistakes_on_the_command_line(arm):
     for arguments, message in (
         ((), "Missing argument 'MODULE:ATTRIBUTE'"),
         (("applications:app", "--header", "nonsense"), "'nonsense' is not of the form Name:Value"),
-        (("applications:app", "--port", "70000"), "70000 is not in the range"),
+        (("applications:app", "--port", "70000"), "70000 is too large: the maximum is 65535."),
         (("applications:app", "--nonsense"), "No such option"),
     ):
         status, output = fails(arm, *arguments)

@@ -273,11 +273,6 @@ def test_import_is_lazy(arm):
     assert (child.returncode, child.stderr) == (0, "")
 
 
-def test_wrong_numbers_of_workers():
-    with pytest.raises(ValueError, match="workers must be at least 1, not 0"):
-        Config(hello, log_config=None, workers=0)
-
-
 def lifespan_of(loop, app, mode="auto"):
     """Run an application's lifespan; what `failed` was after its start and after its end."""
 

@@ -21,7 +21,6 @@ Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-INTERFACES = ("auto", "asgi3", "asgi2", "wsgi")
 
 # What is traced of these is their size.
 _PLACEHOLDERS = {"body": "<{} bytes>", "bytes": "<{} bytes>", "text": "<{} chars>", "headers": "<...>"}

@@ -6,8 +6,6 @@ import dataclasses
 import enum
 import os
 import platform
-import re
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,9 +13,9 @@ from click.core import ParameterSource
 
 import ringloop
 
-from ._applications import INTERFACES
 from ._config import Config, workers_in_environment
 from ._run import run
+from ._values import LONGEST_S, VALUES, Names, Numbers, Seconds, header_mistake
 from .logging import LOG_LEVELS
 
 if TYPE_CHECKING:
@@ -70,10 +68,8 @@ def _split_header(context: click.Context, parameter: click.Parameter, values: tu
         name, colon, value = (part.strip() for part in text.partition(":"))
         if not colon or not name:
             raise click.BadParameter(f"{text!r} is not of the form Name:Value", context, parameter)
-        if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
-            raise click.BadParameter(f"{text!r} has characters that are not allowed in a header", context, parameter)
-        if name.lower() in _FRAMING:
-            raise click.BadParameter(f"{text!r} would give each response the same length", context, parameter)
+        if (mistake := header_mistake(name, value)) is not None:
+            raise click.BadParameter(f"{text!r} {mistake}", context, parameter)
         headers.append((name, value))
     return headers
 
@@ -84,10 +80,6 @@ def _check_path(_: click.Context, __: click.Parameter, value: str | None) -> str
     return value
 
 
-def _none_if_zero(context: click.Context, parameter: click.Parameter, value: float | int) -> float | int | None:
-    return value or None
-
-
 def _show_version(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
     if wanted and not context.resilient_parsing:
         python = f"{platform.python_implementation()} {platform.python_version()}"
@@ -96,11 +88,11 @@ def _show_version(context: click.Context, parameter: click.Parameter, wanted: bo
 
 
 class _Number(click.IntRange):
-    """A whole number that fits into the server's and the kernel's types. The help doesn't mention the maximum."""
+    """A whole number. The help doesn't mention the maximum."""
 
-    def __init__(self, min: int, *, largest: int = sys.maxsize) -> None:
-        super().__init__(min=min)
-        self._largest = largest
+    def __init__(self, allowed: Numbers) -> None:
+        super().__init__(min=allowed.smallest)
+        self._largest = allowed.largest
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         number: int = super().convert(value, param, ctx)
@@ -112,24 +104,22 @@ class _Number(click.IntRange):
 class _Seconds(click.FloatRange):
     """A time that is neither infinite nor longer than anybody waits."""
 
+    def __init__(self, allowed: Seconds) -> None:
+        super().__init__(min=0, min_open=allowed.positive)
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         seconds: float = super().convert(value, param, ctx)
-        if not seconds <= _LONGEST_S:
-            self.fail(f"{value} is not a number of seconds up to {_LONGEST_S}.", param, ctx)
+        if not seconds <= LONGEST_S:
+            self.fail(f"{value} is not a number of seconds up to {LONGEST_S}.", param, ctx)
         return seconds
 
 
-# Of RFC 9110, section 5; what is outside of ASCII is sent as Latin-1.
-_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_HEADER_VALUE = re.compile("[\t\x20-\x7e\x80-\xff]*")
-_FRAMING = frozenset(("content-length", "transfer-encoding"))
+def _type_of(allowed: Numbers | Seconds | Names) -> click.ParamType[Any]:
+    if isinstance(allowed, Numbers):
+        return _Number(allowed)
+    return _Seconds(allowed) if isinstance(allowed, Seconds) else click.Choice(allowed.words)
 
-_LONGEST_S = 1_000_000_000
-_LARGEST_INT = (1 << 31) - 1  # C's.
 
-_POSITIVE = _Number(min=1)
-_COUNT = _Number(min=0)
-_SECONDS = _Seconds(min=0)
 _PATH = click.Path(exists=True)
 
 
@@ -146,11 +136,13 @@ def _options() -> list[click.Parameter]:
         if name in _DEFAULTS and not attributes.get("multiple"):
             shown = isinstance(default, int | float | str) and default is not False and default != ""
             attributes = {"default": default, "show_default": shown, **attributes}
+        if name in VALUES:
+            attributes["type"] = _type_of(VALUES[name])
         options.append(_Option(names, group=group, ours=ours, **attributes))
 
     group = "Listening"
     add(group, "--host", help="Address or name to listen on; empty: all addresses.")
-    add(group, "--port", type=click.IntRange(0, 65535), help="Port to listen on; 0 takes a free one.")
+    add(group, "--port", help="Port to listen on; 0 takes a free one.")
     add(
         group,
         "--uds",
@@ -160,14 +152,12 @@ def _options() -> list[click.Parameter]:
     add(
         group,
         "--fd",
-        type=_Number(min=0, largest=_LARGEST_INT),
         help="File descriptor of a socket to listen on. systemd's sockets (LISTEN_FDS) need no option.",
     )
     add(group, "--reuse-port/--no-reuse-port", ours=True, help="Listen with SO_REUSEPORT, a socket for each worker.")
     add(
         group,
         "--backlog",
-        type=_Number(min=1, largest=_LARGEST_INT),
         help="Length of the kernel's queue of new connections.",
     )
 
@@ -177,13 +167,11 @@ def _options() -> list[click.Parameter]:
     add(
         group,
         "--interface",
-        type=click.Choice(INTERFACES),
         help="The interface that the application has. wsgi needs a2wsgi.",
     )
     add(
         group,
         "--lifespan",
-        type=click.Choice(("auto", "on", "off")),
         help="Whether to run the application's lifespan protocol.",
     )
     add(group, "--root-path", metavar="PATH", help="Path under which the application is mounted.")
@@ -193,22 +181,20 @@ def _options() -> list[click.Parameter]:
         group,
         "--backend",
         ours=True,
-        type=click.Choice(("auto", "io_uring", "epoll")),
         help="The kernel interface that the event loop uses. Default: RINGLOOP_BACKEND, or auto.",
     )
 
     group = "Processes"
-    add(group, "--workers", type=_POSITIVE, help="Number of processes. Default: WEB_CONCURRENCY, or 1.")
-    add(group, "--workers-lifetime", ours=True, type=_SECONDS, help="Seconds after which a process is replaced.")
-    add(group, "--workers-max-rss", ours=True, type=_POSITIVE, help="MiB of memory above which a process is replaced.")
+    add(group, "--workers", help="Number of processes. Default: WEB_CONCURRENCY, or 1.")
+    add(group, "--workers-lifetime", ours=True, help="Seconds after which a process is replaced.")
+    add(group, "--workers-max-rss", ours=True, help="MiB of memory above which a process is replaced.")
     add(
         group,
         "--limit-max-requests",
-        type=_POSITIVE,
         help="Requests after which a worker is replaced, or a single process ends.",
     )
-    add(group, "--limit-max-requests-jitter", type=_COUNT, help="Largest random number added to that.")
-    add(group, "--timeout-worker-healthcheck", type=_SECONDS, help="Seconds after which a silent process is killed.")
+    add(group, "--limit-max-requests-jitter", help="Largest random number added to that.")
+    add(group, "--timeout-worker-healthcheck", help="Seconds after which a silent process is killed.")
 
     group = "Reloading"
     add(group, "--reload", is_flag=True, help="Restart when files change. Needs watchfiles.")
@@ -236,7 +222,7 @@ def _options() -> list[click.Parameter]:
         metavar="GLOB",
         help="Files to ignore besides '.*', '.py[cod]', '.sw.*' and '~*'.",
     )
-    add(group, "--reload-delay", type=_SECONDS, help="Seconds to wait for further changes.")
+    add(group, "--reload-delay", help="Seconds to wait for further changes.")
 
     group = "Logging"
     add(
@@ -279,45 +265,38 @@ def _options() -> list[click.Parameter]:
     add(
         group,
         "--limit-concurrency",
-        type=_POSITIVE,
         help="Number of connections or requests above which the server answers 503.",
     )
     add(
         group,
         "--limit-http2-requests",
         ours=True,
-        type=_COUNT,
-        callback=_none_if_zero,
         help="Requests after which an HTTP/2 client is asked to open a new connection; 0: no limit.",
     )
-    add(group, "--limit-head", ours=True, type=_POSITIVE, help="Maximum size of a request's head, in bytes.")
-    add(group, "--limit-fields", ours=True, type=_POSITIVE, help="Maximum number of header fields of a request.")
+    add(group, "--limit-head", ours=True, help="Maximum size of a request's head, in bytes.")
+    add(group, "--limit-fields", ours=True, help="Maximum number of header fields of a request.")
     add(
         group,
         "--limit-body-ahead",
         ours=True,
-        type=_POSITIVE,
         help="Bytes of a body to read before the application asks.",
     )
-    add(group, "--timeout-keep-alive", type=_SECONDS, help="Seconds to wait for the next request on a connection.")
-    zero: dict[str, Any] = {"ours": True, "type": _SECONDS, "callback": _none_if_zero}
-    add(group, "--timeout-head", help="Seconds to wait for a complete head; 0: no limit.", **zero)
-    add(group, "--timeout-body", help="Seconds to wait for more of a body; 0: no limit.", **zero)
-    add(group, "--timeout-write", help="Seconds to wait for a client to read; 0: no limit.", **zero)
+    add(group, "--timeout-keep-alive", help="Seconds to wait for the next request on a connection.")
+    add(group, "--timeout-head", ours=True, help="Seconds to wait for a complete head; 0: no limit.")
+    add(group, "--timeout-body", ours=True, help="Seconds to wait for more of a body; 0: no limit.")
+    add(group, "--timeout-write", help="Seconds to wait for a client to read; 0: no limit.", ours=True)
     add(
         group,
         "--timeout-graceful-shutdown",
-        type=_SECONDS,
         help="Seconds that requests have to finish at shutdown; 0: none.",
     )
 
     group = "WebSocket"
     add(group, "--ws", metavar="auto|none", help="Whether to serve WebSockets.")
-    add(group, "--ws-max-size", type=_POSITIVE, help="Maximum size of a message, in bytes.")
-    add(group, "--ws-max-queue", type=_POSITIVE, help="Messages to read before the application asks.")
-    seconds: dict[str, Any] = {"type": _SECONDS, "callback": _none_if_zero}
-    add(group, "--ws-ping-interval", help="Seconds between pings; 0: no pings.", **seconds)
-    add(group, "--ws-ping-timeout", help="Seconds to wait for the answer to a ping; 0: no limit.", **seconds)
+    add(group, "--ws-max-size", help="Maximum size of a message, in bytes.")
+    add(group, "--ws-max-queue", help="Messages to read before the application asks.")
+    add(group, "--ws-ping-interval", help="Seconds between pings; 0: no pings.")
+    add(group, "--ws-ping-timeout", help="Seconds to wait for the answer to a ping; 0: no limit.")
     add(group, "--ws-per-message-deflate", type=bool, help="Whether to compress messages.")
 
     group = "TLS"
@@ -333,9 +312,8 @@ def _options() -> list[click.Parameter]:
     add(group, "--ssl-cert-reqs", type=int, help="Clients' certificates: 0 none, 1 optional, 2 required.")
     add(group, "--ssl-ciphers", help="TLS 1.2 ciphers, in OpenSSL's format.")
     add(group, "--ssl-version", type=int, help="Protocol: the number of an ssl.PROTOCOL_... constant of Python.")
-    positive: dict[str, Any] = {"ours": True, "type": _Seconds(min=0, min_open=True)}
-    add(group, "--ssl-handshake-timeout", help="Seconds that a client has for the TLS handshake.", **positive)
-    add(group, "--ssl-shutdown-timeout", help="Seconds to wait for a client's TLS closing message.", **positive)
+    add(group, "--ssl-handshake-timeout", ours=True, help="Seconds that a client has for the TLS handshake.")
+    add(group, "--ssl-shutdown-timeout", ours=True, help="Seconds to wait for a client's TLS closing message.")
 
     group = "Other"
     for name, attributes in _UVICORNS.items():
@@ -357,7 +335,7 @@ def _options() -> list[click.Parameter]:
 _UVICORNS: dict[str, dict[str, Any]] = {
     "--loop": {},
     "--http": {},
-    "--h11-max-incomplete-event-size": {"type": _POSITIVE},
+    "--h11-max-incomplete-event-size": {},
 }
 
 

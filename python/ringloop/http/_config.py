@@ -10,7 +10,7 @@ from asyncio import constants
 from typing import TYPE_CHECKING, Any, Literal
 
 from .. import EventLoop, new_event_loop
-from . import _applications, _listening, _metrics, _tls, logging
+from . import _applications, _listening, _metrics, _tls, _values, logging
 from ._errors import StartupError
 from ._importing import import_optional
 from ._proxies import TrustedProxies
@@ -55,7 +55,8 @@ class Config:
     """A server's settings; docs/serve.md explains each of them.
 
     Sizes are in bytes and times in seconds. `app` is an ASGI application or, as a string, "module:attribute". Making a
-    Config sets up logging and reads `env_file`; nothing is imported or opened before `load()`.
+    Config sets up logging and reads `env_file`; nothing is imported or opened before `load()`. Raises ValueError for a
+    value that the option can't have, and StartupError where a file can't be used.
     """
 
     app: Any
@@ -140,6 +141,7 @@ class Config:
         self.loaded_app: Any = None
         self.ssl: ssl.SSLContext | None = None
         self.reloadable_ssl: _tls.ReloadableContext | None = None
+        self._check()
         self.configure_logging()
         if self.env_file is not None:
             dotenv = import_optional("dotenv", "python-dotenv", "--env-file")
@@ -147,8 +149,6 @@ class Config:
             dotenv.load_dotenv(dotenv_path=self.env_file)
         if self.workers is None:
             self.workers = workers_in_environment()
-        if self.workers < 1:
-            raise ValueError(f"workers must be at least 1, not {self.workers}")
         if self.forwarded_allow_ips is None:
             self.forwarded_allow_ips = os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1,::1")
         if self.metrics is not None:
@@ -244,6 +244,20 @@ class Config:
         if self.uds is not None:
             return _listening.bind_unix(self.uds)
         return _listening.passed_by_systemd() or _listening.bind(self.host, self.port, reuse_port=self.reuse_port)
+
+    def _check(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value is not None or "None" not in str(field.type):
+                _values.check(field.name, value)
+        for name in _values.UNLIMITED_IF_ZERO:
+            if getattr(self, name) == 0:
+                setattr(self, name, None)
+        if self.headers is not None:
+            self.headers = list(self.headers)
+            for name, value in self.headers:
+                if (mistake := _values.header_mistake(name, value)) is not None:
+                    raise ValueError(f"headers: {f'{name}: {value}'!r} {mistake}")
 
     def _make_loop(self) -> EventLoop:
         try:

@@ -18,7 +18,8 @@ from .logging import logger
 def run(app: Any, *, app_dir: str | os.PathLike[str] | None = None, **options: Any) -> None:
     """Serves an application until a signal ends it; `options` are those of `Config`.
 
-    `app_dir` is put in front of `sys.path`. Raises SystemExit(3) if the server can't start.
+    `app_dir` is put in front of `sys.path`. Raises ValueError for a value that an option can't have, and SystemExit(3) if
+    the server can't start.
     """
     if app_dir is not None:
         sys.path.insert(0, os.fspath(app_dir))

@@ -178,8 +178,11 @@ def configure(
     """Sets up logging: a configuration as a dict, as the path of a .json, .yaml or .ini file, or in ini format.
 
     `level` applies to the loggers "uvicorn.error", "uvicorn.access" and "uvicorn.asgi". Without `access_log` the access
-    log has no handlers. Raises StartupError if a file can't be used, and for other configurations what `logging.config` raises.
+    log has no handlers. Raises ValueError for an unknown level, StartupError if a file can't be used, and for other
+    configurations what `logging.config` raises.
     """
+    if isinstance(level, str) and level.lower() not in LOG_LEVELS:
+        raise ValueError(f"log_level must be a number or one of {', '.join(map(repr, LOG_LEVELS))}, not {level!r}")
     logging.addLevelName(TRACE_LOG_LEVEL, "TRACE")
     if isinstance(log_config, str | os.PathLike):
         try:
