@@ -216,7 +216,7 @@ def test_a_key_with_a_password(arm, files):
     assert "ERROR:    TLS can't be set up: " in output
     status, output = fails(arm, "applications:app", *files.options())
     assert status == 3
-    assert "its password is missing (--ssl-keyfile-password)" in output
+    assert "the TLS key is encrypted: ssl_keyfile_password (--ssl-keyfile-password) is missing" in output
 
 
 @pytest.mark.parametrize("option", ["--ssl-keyfile", "--ssl-ca-certs"])
@@ -300,9 +300,9 @@ def test_a_factory_that_returns_something_else(files):
     with pytest.raises(TypeError, match=r"`ssl_context_factory` must return an `ssl.SSLContext`, got NoneType"):
         config.load()
     config = Config(app, log_config=None, ssl_context_factory=lambda config, default: default())
-    with pytest.raises(StartupError, match="`ssl_certfile` is missing"):
+    with pytest.raises(StartupError, match=r"ssl_certfile \(--ssl-certfile\) is missing"):
         config.load()
-    with pytest.raises(StartupError, match="`ssl_certfile` is missing"):
+    with pytest.raises(StartupError, match=r"ssl_certfile \(--ssl-certfile\) is missing"):
         Config(app, log_config=None, ssl_keyfile=files.key).load()
 
 

@@ -279,7 +279,7 @@ class Config:
 
     def _default_ssl_context(self) -> ssl.SSLContext:
         if not self.ssl_certfile:
-            raise ValueError("TLS needs a certificate: `ssl_certfile` is missing")
+            raise ValueError("TLS needs a certificate: ssl_certfile (--ssl-certfile) is missing")
         return _tls.make_context(
             self.ssl_certfile,
             self.ssl_keyfile,

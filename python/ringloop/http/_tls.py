@@ -47,7 +47,7 @@ def make_context(
 
 
 def _refuse_to_ask() -> str:
-    raise ValueError("the TLS key is encrypted: its password is missing (--ssl-keyfile-password)")
+    raise ValueError("the TLS key is encrypted: ssl_keyfile_password (--ssl-keyfile-password) is missing")
 
 
 class ReloadableContext:
