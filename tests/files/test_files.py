@@ -58,6 +58,23 @@ def test_what_is_in_the_page_cache_is_read_without_a_suspension(run, tmp_path):
     run(main())
 
 
+def test_a_forgotten_await_is_told(run):
+    async def main():
+        for make, name in ((files.open, "FileContext"), (files.tempfile.TemporaryDirectory, "_DirectoryContext")):
+            context = make("/nowhere")
+            hint = f"'{name}' object has no attribute 'read': await it first, or use `async with`"
+            with pytest.raises(AttributeError) as missing:
+                context.read()
+            assert str(missing.value) == hint
+            assert getattr(context, "read", None) is None
+            with pytest.raises(TypeError) as blocking, context:
+                pass
+            assert str(blocking.value) == f"'{name}' object needs `async with`, not `with`"
+            context.close()
+
+    run(main())
+
+
 def direct_reads_work(path):
     with open(path, "rb") as file:
         try:

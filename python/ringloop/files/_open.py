@@ -11,7 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable, Coroutine, Generator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeVar, overload
 
 from .._core import _glance_at_file, _open_cached
 from ._binary import BufferedRandom, BufferedReader, BufferedWriter, RawFile, _Buffered
@@ -74,6 +74,18 @@ class FileContext(Coroutine[Any, Any, _F]):
 
     async def _leave(self) -> None:
         """There is nothing to close."""
+
+    # For those who forget that it is asynchronous.
+
+    def __enter__(self) -> NoReturn:
+        raise TypeError(f"{type(self).__name__!r} object needs `async with`, not `with`")
+
+    def __exit__(self, *exception: object) -> None: ...
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(
+            f"{type(self).__name__!r} object has no attribute {name!r}: await it first, or use `async with`"
+        )
 
 
 async def finished(file: _F) -> _F:
