@@ -513,6 +513,17 @@ def test_an_application_object_cannot_be_served_by_workers(arm):
     assert "You must pass the application as an import string" in child.stderr
 
 
+def test_a_program_that_serves_when_a_worker_imports_it_is_told(arm, tmp_path):
+    script = tmp_path / "unguarded.py"
+    script.write_text("import ringloop\nringloop.serve('applications:app', port=0, workers=2)\n")
+    with serving(arm, command=[sys.executable, str(script)]) as program:
+        assert program.wait() == 3
+        hint = 'which serves again: call `ringloop.serve` under `if __name__ == "__main__":` only.'
+        assert 1 <= program.output.count(hint) <= 2, "each worker may say it"
+        assert program.output.count("Ringloop running on") == 1
+        assert "Traceback" not in program.output
+
+
 REFUSED = """
 import errno, os, sys
 

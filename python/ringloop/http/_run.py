@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import sys
 from typing import Any
@@ -25,6 +26,12 @@ def run(app: Any, *, app_dir: str | os.PathLike[str] | None = None, **options: A
         sys.path.insert(0, os.fspath(app_dir))
     try:
         config = Config(app, **options)
+        # Set while a child process imports the main program; multiprocessing looks at it before it starts a process.
+        if getattr(multiprocessing.current_process(), "_inheriting", False):
+            raise StartupError(
+                "A worker process imports your program, which serves again: call `ringloop.serve` "
+                'under `if __name__ == "__main__":` only.'
+            )
         if config.use_subprocess and not isinstance(app, str):
             raise StartupError("You must pass the application as an import string to enable 'reload' or 'workers'.")
         if config.use_subprocess:
