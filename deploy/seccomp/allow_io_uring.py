@@ -22,6 +22,12 @@ def allow(profile: dict) -> dict:  # type: ignore[type-arg]
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit(__doc__)
-    with open(sys.argv[1]) as file:
-        json.dump(allow(json.load(file)), sys.stdout, indent=2)
+    try:
+        with open(sys.argv[1]) as file:
+            allowed = allow(json.load(file))
+    except OSError as error:
+        sys.exit(f"{sys.argv[1]}: {error.strerror}")
+    except (ValueError, LookupError, TypeError):
+        sys.exit(f"{sys.argv[1]}: this is no seccomp profile in Docker's format, which is JSON with a list of syscalls")
+    json.dump(allowed, sys.stdout, indent=2)
     print()

@@ -118,6 +118,24 @@ def test_io_uring_is_all_that_a_profile_gains():
     assert new | {"syscalls": None} == profile | {"syscalls": None}
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "No such file or directory"),
+        ("nofile", "this is no seccomp profile in Docker's format"),
+        ("[]", "this is no seccomp profile in Docker's format"),
+        ('{"defaultAction": "SCMP_ACT_ERRNO"}', "this is no seccomp profile in Docker's format"),
+    ],
+)
+def test_what_is_no_profile_is_told_in_a_line(tmp_path, content, message):
+    path = tmp_path / "profile.json"
+    if content is not None:
+        path.write_text(content)
+    result = subprocess.run([sys.executable, ADD_IO_URING, path], capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.startswith(f"{path}: {message}") and result.stderr.count("\n") == 1
+
+
 def test_under_podmans_own_profile(numbers):
     """Before and after io_uring is added to it."""
     if not PODMANS.exists():
