@@ -162,7 +162,7 @@ def test_a_port_that_is_taken(arm):
         message = (
             f"error while attempting to bind on address ('127.0.0.1', {port}): {os.strerror(errno.EADDRINUSE).lower()}"
         )
-        assert f"ERROR:    [Errno 98] {message}\n" in output
+        assert f"ERROR:    [Errno 98] {message}; `ss -ltnp` shows by which process\n" in output
         # It had started before, and is told.
         assert "shutdown" in output.splitlines()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import stat
@@ -75,7 +76,8 @@ def _bind_all(found: list[tuple[Any, Any, int, str, Any]], reuse_port: bool) -> 
                 sock.bind(address)
             except OSError as error:
                 text = f"[Errno {error.errno}] error while attempting to bind on address {address!r}: "
-                raise StartupError(text + str(error.strerror).lower()) from None
+                hint = "; `ss -ltnp` shows by which process" if error.errno == errno.EADDRINUSE else ""
+                raise StartupError(text + str(error.strerror).lower() + hint) from None
         if not sockets:
             raise StartupError("no address of this host can be used here")
     except BaseException:
