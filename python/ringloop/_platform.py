@@ -53,7 +53,10 @@ def explain(error: ImportError) -> ImportError:
     wanted = f"_core{importlib.machinery.EXTENSION_SUFFIXES[0]}"
     folder = os.path.dirname(__file__)
     found = sorted(name for name in os.listdir(folder) if name.startswith("_core.") and name.endswith(".so"))
-    advice = f"Install ringloop with this interpreter: {sys.executable} -m pip install --force-reinstall ringloop"
+    advice = (
+        f"Install ringloop with this interpreter: {sys.executable} -m pip install --force-reinstall ringloop. "
+        "In a clone, run `make build`, and use .venv/bin/python"
+    )
     if not isinstance(error, ModuleNotFoundError):
         problem = f"ringloop's extension module cannot be loaded: {error}"
     elif found:

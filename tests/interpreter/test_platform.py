@@ -65,7 +65,10 @@ def package(tmp_path):
 
 
 NAME = f"_core{sysconfig.get_config_var('EXT_SUFFIX')}"
-ADVICE = f"Install ringloop with this interpreter: {sys.executable} -m pip install --force-reinstall ringloop"
+ADVICE = (
+    f"Install ringloop with this interpreter: {sys.executable} -m pip install --force-reinstall ringloop. "
+    "In a clone, run `make build`, and use .venv/bin/python"
+)
 
 
 def test_an_extension_that_is_missing(package):
