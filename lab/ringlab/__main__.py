@@ -1,14 +1,20 @@
 """The program: `ringlab`, or `python -m ringlab`."""
 
 import signal
+import sys
+import traceback
 
 
 def main() -> None:
     """Run a command. Until all modules are loaded, Ctrl-C ends the process at once, without a message."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from ringlab.cli import main as commands
-
+    try:
+        from ringlab.cli import main as commands
+    except Exception:
+        # Python's own status is 1, which has another meaning (cli.errors_told).
+        traceback.print_exc()
+        sys.exit(2)
     commands(prog_name="ringlab")
 
 

@@ -6,6 +6,7 @@ import json
 import math
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Container, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
@@ -86,24 +87,43 @@ def interruptible() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@contextlib.contextmanager
+def errors_told() -> Iterator[None]:
+    """Tell what went wrong, and end with a status that says so.
+
+    Python's own status for an error is 1, which for `guard` means that head is slower, and so is click's where an input has ended.
+    """
+    try:
+        yield
+    except Refused as refused:
+        raise Impossible(str(refused)) from None
+    except BrokenPipeError:
+        terminal.let_go_of_output()
+        sys.exit(EXIT_UNREAD)
+    except OSError as error:
+        terminal.let_go_of_output()
+        where = f"{error.filename}: " if error.filename else ""
+        raise Impossible(f"{where}{error.strerror or error}") from None
+    except (click.ClickException, click.exceptions.Exit, click.Abort):
+        raise
+    except Exception:
+        traceback.print_exc()
+        sys.exit(Impossible.exit_code)
+
+
 class Commands(click.Group):
     """The commands, each of which may be interrupted, and leaves nothing running."""
 
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        """Read the command line as far as the command's name, and print the help if it is asked for."""
+        with errors_told():
+            return super().make_context(*args, **extra)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run one of them."""
-        with interruptible():
+        with errors_told(), interruptible():
             try:
                 return super().invoke(ctx)
-            except Refused as refused:
-                raise Impossible(str(refused)) from None
-            except BrokenPipeError:
-                terminal.let_go_of_output()
-                sys.exit(EXIT_UNREAD)
-            except OSError as error:
-                # Python's own exit status for an error is 1, which for `guard` means that head is slower.
-                terminal.let_go_of_output()
-                where = f"{error.filename}: " if error.filename else ""
-                raise Impossible(f"{where}{error.strerror or error}") from None
             except KeyboardInterrupt:
                 click.echo("interrupted", err=True)
                 sys.exit(session.EXIT_INTERRUPTED)

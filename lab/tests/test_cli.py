@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from conftest import CALL_SOON, FAST, MakeTargets, command_of
-from ringlab import cli, manifest, preflight, results, session, storage, workloads
+from ringlab import cli, guard, manifest, preflight, results, session, storage, workloads
 
 RECORDED = Path(__file__).parent / "data" / "recorded.json"
 # Each starts dozens of processes, which takes its time where a machine has much to do.
@@ -621,6 +621,32 @@ def test_a_full_disk_below_what_is_printed_is_an_error() -> None:
     assert done.returncode == 2
     assert "Error: No space left on device" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("words", [("--help",), ("guard", "--help")])
+def test_help_that_cannot_be_printed_is_an_error(words: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command_of(*words), stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "Error: No space left on device\n")
+
+
+@pytest.mark.parametrize("error", [RuntimeError, EOFError, MemoryError, RecursionError])
+def test_what_nobody_has_foreseen_is_no_verdict(error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise error("unforeseen")
+
+    monkeypatch.setattr(guard, "run", fail)
+    found = ringlab("guard", "--base", "main")
+    assert found.exit_code == 2, found.output
+    assert f"{error.__name__}: unforeseen" in found.output
+
+
+def test_a_module_that_cannot_be_loaded_is_no_verdict(tmp_path: Path) -> None:
+    (tmp_path / "jinja2.py").write_text("raise ImportError('it is broken')\n")
+    environment = dict(os.environ) | {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    done = subprocess.run(command_of("targets"), capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 2
+    assert "ImportError: it is broken" in done.stderr
 
 
 def test_a_run_that_nobody_reads_goes_on(make_targets: MakeTargets, tmp_path: Path) -> None:
