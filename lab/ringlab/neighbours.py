@@ -24,6 +24,8 @@ from ringlab import Refused, results
 FOLDER_VARIABLE = "RINGLAB_LOCKS"
 POLL_S = 0.5
 DOOR = "door"
+PREFIX, SUFFIX = "ringlab-", ".lock"
+"""Of a lab's file. Others, in a folder that somebody has named, are not touched."""
 IfBusy = Literal["refuse", "wait", "beside"]
 
 
@@ -129,7 +131,7 @@ def announced(
         return
     while True:
         with door(place):
-            others = [read(path) for path in sorted(place.glob("*.json")) if is_held(path)]
+            others = [read(path) for path in sorted(place.glob(f"{PREFIX}*{SUFFIX}")) if is_held(path)]
             if not others or if_busy == "beside":
                 placement = beside(choose, others)
                 own, descriptor = announce(place, placement)
@@ -165,7 +167,7 @@ def beside(choose: Callable[[set[int]], results.Placement], others: list[Neighbo
 
 def announce(place: Path, placement: results.Placement) -> tuple[Path, int]:
     """Write who this lab is; return the file, and the descriptor that holds its lock, which ends with the process at the latest."""
-    descriptor, name = tempfile.mkstemp(suffix=".json", dir=place)
+    descriptor, name = tempfile.mkstemp(SUFFIX, PREFIX, place)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     os.fchmod(descriptor, 0o644)
     content = {

@@ -44,6 +44,11 @@ def fail(text: str) -> None:
     pytest.fail(text)
 
 
+def files() -> list[Path]:
+    """Those by which labs find each other."""
+    return list(neighbours.folder().glob("ringlab-*.lock"))
+
+
 def test_a_lab_that_is_alone_measures_where_it_likes() -> None:
     for _ in range(2):
         with neighbours.announced(placer(0, 1), "refuse", fail) as placement:
@@ -89,13 +94,24 @@ def test_a_second_lab_waits(other: "subprocess.Popen[str]") -> None:
 def test_a_lab_that_was_killed_is_no_neighbour(other: "subprocess.Popen[str]") -> None:
     other.kill()
     other.wait()
-    assert list(neighbours.folder().glob("*.json"))
+    assert files()
     with neighbours.announced(placer(0, 1), "refuse", fail):
-        assert len(list(neighbours.folder().glob("*.json"))) == 1
+        assert len(files()) == 1
+
+
+def test_files_that_no_lab_has_made_are_kept() -> None:
+    place = neighbours.folder()
+    place.mkdir()
+    others = {"package.json", "settings.json", "poetry.lock"}
+    for name in others:
+        (place / name).write_text("{}")
+    with neighbours.announced(placer(0, 1), "refuse", fail):
+        pass
+    assert {path.name for path in place.iterdir()} == {"door", *others}
 
 
 def test_what_a_neighbour_wrote_is_not_trusted(other: "subprocess.Popen[str]") -> None:
-    (path,) = neighbours.folder().glob("*.json")
+    (path,) = files()
     path.write_text('{"pid": 1, "begun": "now", "command": "\\u001b[2J", "cpus": [0]}')
     with pytest.raises(Refused) as refused, neighbours.announced(placer(0, 1), "refuse", fail):
         pass
