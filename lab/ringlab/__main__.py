@@ -1,5 +1,6 @@
 """The program: `ringlab`, or `python -m ringlab`."""
 
+import io
 import signal
 import sys
 import traceback
@@ -9,6 +10,9 @@ def main() -> None:
     """Run a command. Until all modules are loaded, Ctrl-C ends the process at once, without a message."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # It may be closed.
+        # Names of files may be any bytes, and the locale's encoding may lack characters. stderr is like this by itself.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         from ringlab.cli import main as commands
     except Exception:

@@ -628,7 +628,7 @@ def report_command(paths: tuple[Path, ...], kind: str, output: Path | None) -> N
         click.echo("\n".join(texts), nl=False)
         return
     try:
-        output.write_text("\n".join(texts), encoding="utf-8")
+        results.write_text(output, "\n".join(texts))
     except OSError as error:
         raise Refused(f"{output} can't be written: {error.strerror}; choose another file with --output") from None
     click.echo(str(output))

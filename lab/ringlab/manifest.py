@@ -52,6 +52,8 @@ TIMEOUT_LEAST_S = 0.1
 BUILD_TIMEOUT_S = 1800
 LOG_NAME = "build.log"
 STAMP_NAME = "built-with.txt"
+ANY_BYTES = "surrogateescape"
+"""How a text holds the bytes of a path that isn't UTF-8 (PEP 383)."""
 MARK = "RINGLAB_STARTED"
 """An environment variable that every process started by the lab inherits, and so do all of its descendants."""
 RUN_MARK = "/".join(filter(None, (os.environ.get(MARK, ""), f"{os.getpid()}.{time.time_ns()}")))
@@ -658,7 +660,7 @@ def is_built(arm: Arm) -> bool:
     if arm.build.always or not artefact.exists():
         return False
     stamp = arm.build_folder / STAMP_NAME
-    if not stamp.exists() or stamp.read_text() != arm.shell(arm.build.command):
+    if not stamp.exists() or stamp.read_text(errors=ANY_BYTES) != arm.shell(arm.build.command):
         return False
     made = stamp.stat().st_mtime
     sources = (path for path in arm.folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
@@ -673,7 +675,7 @@ def build(arm: Arm, built: set[Path] | None = None, limit_s: float = BUILD_TIMEO
         command = arm.shell(arm.build.command)
         arm.build_folder.mkdir(parents=True, exist_ok=True)
         log = arm.build_folder / LOG_NAME
-        with log.open("w") as output:
+        with log.open("w", errors=ANY_BYTES) as output:
             output.write(f"$ {command}\n")
             output.flush()
             process = subprocess.Popen(
@@ -700,6 +702,6 @@ def build(arm: Arm, built: set[Path] | None = None, limit_s: float = BUILD_TIMEO
             )
         if not Path(arm.expand(arm.build.artefact)).exists():
             raise BuildFailed(f"`{command}` didn't make {arm.expand(arm.build.artefact)}; its output: {log}")
-        (arm.build_folder / STAMP_NAME).write_text(command)
+        (arm.build_folder / STAMP_NAME).write_text(command, errors=ANY_BYTES)
     if built is not None:
         built.add(arm.build_folder)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from markupsafe import escape
 
-from ringlab import execution, figures, instruments, manifest, runner, workloads
+from ringlab import execution, figures, instruments, manifest, results, runner, workloads
 from ringlab.process import SampleFailed, SampleVoid
 
 FOLDER = "profiles"
@@ -132,8 +132,8 @@ def profile(race: runner.Race, folder: Path) -> tuple[list[Path], list[str]]:
                 problems.append(f"{cell.name}, {name}: {failure}")
                 continue
             path = folder / f"{cell.name.replace('/', '-')}-{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}.svg"
-            path.write_text(draw(f"{name}, {cell.name}", stacks), encoding="utf-8")
-            path.with_suffix(".folded").write_text(folded(stacks), encoding="utf-8")
+            results.write_text(path, draw(f"{name}, {cell.name}", stacks))
+            results.write_text(path.with_suffix(".folded"), folded(stacks))
             written.append(path)
     return written, problems
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 from rich.markup import escape
 
-from ringlab import Refused, exports, figures, pages, storage, trend, unpaired
+from ringlab import Refused, exports, figures, pages, results, storage, trend, unpaired
 from ringlab.report import html, markdown, terminal
 from ringlab.results import Result
 
@@ -88,7 +88,7 @@ def write(path: Path, text: str) -> None:
         click.echo(text, nl=False)
         return
     try:
-        path.write_text(text, encoding="utf-8", newline="")
+        results.write_text(path, text)
     except OSError as error:
         raise Refused(f"{path} can't be written: {error.strerror}") from None
 
@@ -175,14 +175,14 @@ def build_site(folder: Path, runs: Sequence[trend.Run], unread: Sequence[str], c
         target = folder / place
         target.mkdir(parents=True)
         run.result.write(target / storage.RESULT_FILE)
-        (target / "index.html").write_text(html.render([(run.name, run.result)]), encoding="utf-8")
-        (target / "report.md").write_text(markdown.render(run.result), encoding="utf-8")
-        (target / "figures.csv").write_text(exports.result_csv(run.result), encoding="utf-8", newline="")
+        results.write_text(target / "index.html", html.render([(run.name, run.result)]))
+        results.write_text(target / "report.md", markdown.render(run.result))
+        results.write_text(target / "figures.csv", exports.result_csv(run.result))
     entries = [pages.entry(run, place) for run, place in zip(runs, places, strict=True)]
-    (folder / "index.html").write_text(pages.render_index(entries, unread), encoding="utf-8")
+    results.write_text(folder / "index.html", pages.render_index(entries, unread))
     series = list(trend.all_series(runs, control))
     links = [f"{place}/index.html" for place in places]
-    (folder / TREND_FILE).write_text(pages.render(runs, series, unread, links), encoding="utf-8")
+    results.write_text(folder / TREND_FILE, pages.render(runs, series, unread, links))
 
 
 def unique(name: str, taken: set[str]) -> str:

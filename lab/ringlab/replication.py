@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ringlab import Refused, figures, manifest, neighbours, preflight, session, storage
+from ringlab import Refused, figures, manifest, neighbours, preflight, results, session, storage
 from ringlab.report import terminal
 from ringlab.results import Result
 
@@ -300,7 +300,7 @@ def replicate(
     result = Result.read(folder / storage.RESULT_FILE)
     text = render(report, result, workers, length, lost)
     show(console, report, result)
-    (folder / REPORT_FILE).write_text(text, encoding="utf-8")
+    results.write_text(folder / REPORT_FILE, text)
     console.print(f"  {folder / REPORT_FILE}", markup=False, highlight=False)
     return code
 

@@ -491,7 +491,8 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as what the schema describes."""
-        return dataclasses.asdict(self)
+        content: dict[str, Any] = readable(dataclasses.asdict(self))
+        return content
 
     def write(self, path: Path) -> None:
         """Replace the file at `path` atomically."""
@@ -524,13 +525,30 @@ class Result:
     def read(cls, path: Path) -> Self:
         """Read a file that `write` made; raises ResultError that names the file."""
         try:
-            return cls.from_json(json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse_constant))
+            content = json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse_constant)
+            return cls.from_json(readable(content))
         except OSError as error:
             raise ResultError(f"cannot read {path}: {error.strerror}") from None
         except ValueError as error:
             raise ResultError(f"{path} is not valid JSON: {error}") from None
         except ResultError as error:
             raise ResultError(f"{path} is not a result of ringlab: {error}") from None
+
+
+def readable(content: Any) -> Any:
+    """Return JSON with \\udce9 written out for what no text has: that is how Python reads the byte e9 of a path that isn't UTF-8."""
+    if isinstance(content, str):
+        return content.encode("utf-8", "backslashreplace").decode()
+    if isinstance(content, dict):
+        return {readable(name): readable(each) for name, each in content.items()}
+    if isinstance(content, list | tuple):
+        return [readable(each) for each in content]
+    return content
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a file's contents by a text in UTF-8, with what no text has as `readable` writes it."""
+    path.write_text(text, encoding="utf-8", errors="backslashreplace", newline="")
 
 
 def refuse_constant(name: str) -> None:

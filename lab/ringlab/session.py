@@ -369,7 +369,7 @@ def finish(console: Console, race: runner.Race, asked: Sequence[goals.Goal] = ()
         storage.keep_elsewhere(result, race.unwritten)
     try:
         written = storage.write_reports(result, race.output.parent)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise Refused(
             f"the reports can't be written: {error}; the result is kept, and `ringlab report {shlex.quote(str(race.output))}` shows it"
         ) from None

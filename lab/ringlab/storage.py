@@ -115,8 +115,8 @@ def keep_elsewhere(result: results.Result, unwritten: str) -> NoReturn:
 def write_reports(result: results.Result, folder: Path) -> list[Path]:
     """Write what people read beside a result; return the files."""
     path = folder / "report.md"
-    path.write_text(markdown.render(result), encoding="utf-8")
+    results.write_text(path, markdown.render(result))
     written = [path]
     path = folder / "report.html"
-    path.write_text(html.render([(folder.name, result)]), encoding="utf-8")
+    results.write_text(path, html.render([(folder.name, result)]))
     return [*written, path]

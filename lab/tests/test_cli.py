@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from conftest import CALL_SOON, FAST, MakeTargets, command_of
-from ringlab import cli, guard, manifest, preflight, results, session, storage, workloads
+from ringlab import cli, guard, manifest, preflight, publishing, results, session, storage, workloads
 
 RECORDED = Path(__file__).parent / "data" / "recorded.json"
 # Each starts dozens of processes, which takes its time where a machine has much to do.
@@ -430,6 +430,43 @@ def test_reports_that_cannot_be_written_leave_the_result(make_targets: MakeTarge
     assert "the reports can't be written: " in found.output
     assert f"`ringlab report {output / 'result.json'}` shows it" in found.output
     assert results.Result.read(output / "result.json").run.complete
+
+
+def test_names_that_are_no_text_are_written_out(
+    make_targets: MakeTargets, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of folders, in environment variables, and in the output of all commands, whose stdout takes nothing but UTF-8."""
+
+    def run(*words: object) -> str:
+        done = subprocess.run(command_of(*words), capture_output=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.decode()
+
+    folder = make_targets(one=1.0)
+    with (folder / "one" / manifest.FILE_NAME).open("a") as file:
+        file.write('[build]\ncommand = "mkdir -p {build}; touch {build}/made"\nartefact = "{build}/made"\n')
+    name = os.fsdecode(b"caf\xe9")
+    folder = folder.rename(tmp_path / name)
+    monkeypatch.setenv("MALLOC_ARENA_MAX", name)
+    monkeypatch.setenv("PYTHONIOENCODING", "utf-8")
+    runs = tmp_path / f"{name}-runs"
+    for number in "12":
+        output = runs / f"{name}-{number}"
+        words = (CALL_SOON, *FAST, "--no-again", "--no-system-calls", "--targets-folder", folder, "--output", output)
+        assert "caf\\udce9-runs" in run("run", *words)
+        assert "caf\\udce9" in (output / "report.md").read_text()
+    result = results.Result.read(output / storage.RESULT_FILE)
+    assert result.environment.variables["MALLOC_ARENA_MAX"] == "caf\\udce9"
+    assert f"{tmp_path}/caf\\udce9" in result.run.command
+    for kind in FORMATS:
+        run("report", output, "--format", kind, "--output", tmp_path / f"{name}.{kind}")
+    assert "caf\\udce9-2" in run("report", output, "--format", "html")
+    of_both = ("--control", "none", "--junit", tmp_path / f"{name}.xml", "--summary", "-")
+    assert "caf\\udce9-2" in run("compare", runs / f"{name}-1", output, *of_both)
+    run("trend", runs)
+    assert "caf\\udce9-2" in (runs / publishing.TREND_FILE).read_text()
+    run("publish", runs, "--output", tmp_path / f"{name}-site")
+    assert "caf\\udce9-2" in (tmp_path / f"{name}-site" / "index.html").read_text()
 
 
 def test_a_broken_manifest_stops_only_its_own_target(make_targets: MakeTargets, tmp_path: Path) -> None:

@@ -97,6 +97,19 @@ def test_numbers_that_are_none_are_refused(tmp_path: Path) -> None:
         results.Result.read(tmp_path / "result.json")
 
 
+def test_what_is_no_text_is_written_out(tmp_path: Path) -> None:
+    made, path = make_result(), tmp_path / "result.json"
+    made.cells[0].title = "caf\udce9"
+    made.cells[0].parameters = {"\ud800": ("\udfff", 1)}
+    made.write(path)
+    assert "\\ud" not in path.read_text().replace("\\\\", "")
+    for text in (path.read_text(), path.read_text().replace("\\\\", "\\")):
+        path.write_text(text)
+        (cell,) = results.Result.read(path).cells
+        assert cell.title == "caf\\udce9"
+        assert cell.parameters == {"\\ud800": ["\\udfff", 1]}
+
+
 def test_a_file_that_is_missing_or_no_json_is_refused(tmp_path: Path) -> None:
     with pytest.raises(results.ResultError, match="cannot read .*: No such file"):
         results.Result.read(tmp_path / "missing.json")
