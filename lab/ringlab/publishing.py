@@ -1,7 +1,6 @@
 """The commands about results that exist: `ringlab trend` and `ringlab publish`, and the comparison of two result files."""
 
 import re
-import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -146,22 +145,44 @@ def publish_command(folder: Path, output: Path, control: str) -> None:
       ringlab publish ringlab-results --output public
     """
     runs, unread = trend.find_runs(folder)
-    if output.exists() and any(output.iterdir()) and not (output / SITE_MARK).exists():
-        raise Refused(f"{output} isn't empty, and no site of ringlab; choose another folder with --output")
-    if folder.resolve().is_relative_to(output.resolve()):
-        raise Refused(f"{folder} lies in {output}, which would be replaced; choose another folder with --output")
-    output.parent.mkdir(parents=True, exist_ok=True)
+    check_output(output, folder)
+    place = output.resolve()  # A link stays one.
+    place.parent.mkdir(parents=True, exist_ok=True)
     # Made beside it, so that a site is whole or not there.
-    made = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.parent))
-    try:
+    with tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=place.parent) as beside:
+        made, old = Path(beside) / "made", Path(beside) / "old"
+        made.mkdir()
         build_site(made, runs, unread, control)
-        made.chmod(0o755)
-        if output.exists():
-            shutil.rmtree(output)
-        made.rename(output)
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
+        replace(place, made, old)
     click.echo(f"{figures.counted(len(runs), 'run')}: {output / 'index.html'}")
+
+
+def check_output(output: Path, folder: Path) -> None:
+    """Raise Refused where a site of the runs in a folder must not, or can't, be put."""
+    place = output.resolve()
+    if output.exists() and any(output.iterdir()) and not (output / SITE_MARK).exists():
+        problem = f"{output} isn't empty, and no site of ringlab"
+    elif folder.resolve().is_relative_to(place):
+        problem = f"{folder} lies in {output}, which would be replaced"
+    elif Path.cwd().is_relative_to(place):
+        problem = f"the current folder is in {output}, which would be replaced"
+    elif place.is_mount():
+        problem = f"{output} is where a file system is mounted, which can't be replaced"
+    else:
+        return
+    raise Refused(f"{problem}; choose another folder with --output")
+
+
+def replace(place: Path, made: Path, old: Path) -> None:
+    """Put a folder into its place, and what was there to `old`; if it can't be, all is as before."""
+    if place.exists():
+        place.rename(old)
+    try:
+        made.rename(place)
+    except BaseException:
+        if old.exists():
+            old.rename(place)
+        raise
 
 
 def build_site(folder: Path, runs: Sequence[trend.Run], unread: Sequence[str], control: str) -> None:

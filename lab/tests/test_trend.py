@@ -1,6 +1,8 @@
 """Figures over many runs: steps are found where there are any, and the pages show them."""
 
+import errno
 import math
+import os
 import random
 from pathlib import Path
 
@@ -253,3 +255,46 @@ def test_a_site_is_replaced_and_nothing_else_is(tmp_path: Path) -> None:
     assert found.exit_code == 2
     assert "which would be replaced" in found.output
     assert folder.exists()
+
+
+def test_a_site_is_whole_where_it_cannot_be_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder, site = fill(tmp_path / "results", count=2), tmp_path / "site"
+    assert ringlab("publish", folder, "--output", site).exit_code == 0
+    (site / "mine").touch()
+
+    def refused(output: object, message: str) -> None:
+        found = ringlab("publish", folder, "--output", output)
+        assert found.exit_code == 2, found.output
+        assert message in found.output
+        assert (site / "mine").exists()
+        assert (site / "index.html").exists()
+        assert {path.name for path in tmp_path.iterdir()} == {"results", "site"}
+
+    monkeypatch.chdir(site)
+    refused(".", "the current folder is in ., which would be replaced; choose another folder with --output")
+    monkeypatch.chdir(site / "runs")
+    refused(site, "the current folder is in ")
+    monkeypatch.chdir(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "is_mount", lambda path: path == site)
+        refused(site, f"{site} is where a file system is mounted, which can't be replaced")
+    rename = Path.rename
+
+    def renamed(path: Path, target: Path) -> Path:
+        if path.name == "made":
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(target))
+        return rename(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", renamed)
+        refused(site, f"{site}: Permission denied")
+
+
+def test_a_site_that_a_link_leads_to_is_replaced(tmp_path: Path) -> None:
+    folder, site, link = fill(tmp_path / "results", count=2), tmp_path / "site", tmp_path / "link"
+    link.symlink_to(site)
+    for _ in range(2):
+        assert ringlab("publish", folder, "--output", link).exit_code == 0
+        assert link.is_symlink()
+        assert (site / "index.html").exists()
+        assert not site.is_symlink()
