@@ -355,16 +355,21 @@ def finish(console: Console, race: runner.Race, asked: Sequence[goals.Goal] = ()
     progress = ConsoleProgress(console, expected_s, limit_s)
     race.progress = progress
     begun = time.monotonic()
-    with progress.bar:
-        race.run()
-    if race.elsewhere is None:
-        storage.write_overheads(race.overheads_s | race.overheads_found_s)
-    terminal.print_left_out(console, result)
-    terminal.print_summary(console, result)
-    if asked:
-        result.goals = goals.judge(asked, result)
-        race.write()
-        terminal.print_goals(console, result)
+    try:
+        with progress.bar:
+            race.run()
+        if race.elsewhere is None:
+            storage.write_overheads(race.overheads_s | race.overheads_found_s)
+        terminal.print_left_out(console, result)
+        terminal.print_summary(console, result)
+        if asked:
+            result.goals = goals.judge(asked, result)
+            race.write()
+            terminal.print_goals(console, result)
+    except OSError:
+        # What is printed may go to the same full disk, and is less than the result.
+        if not race.unwritten:
+            raise
     if race.unwritten:
         storage.keep_elsewhere(result, race.unwritten)
     try:

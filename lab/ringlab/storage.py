@@ -102,14 +102,22 @@ def write_overheads(found: Mapping[str, float]) -> None:
 
 
 def keep_elsewhere(result: results.Result, unwritten: str) -> NoReturn:
-    """Write a result elsewhere that can't be written to its own place, for the reason given; raises Refused, which says where."""
-    folder = Path(tempfile.mkdtemp(prefix="ringlab-"))
+    """Write a result elsewhere that can't be written to its own place, for the reason given, or else print it.
+
+    Raises Refused, which says where it is, or that it is lost.
+    """
     try:
+        folder = Path(tempfile.mkdtemp(prefix="ringlab-"))
         result.write(folder / RESULT_FILE)
     except OSError as error:
-        print(json.dumps(result.to_json()))
-        raise Refused(f"{unwritten}; nor to {folder}: {error.strerror}; the result is what was just printed") from None
-    raise Refused(f"{unwritten}; the result is in {folder / RESULT_FILE}: `ringlab report {folder}` shows it")
+        unwritten += f"; nor can a folder for temporary files: {error.strerror}"
+    else:
+        raise Refused(f"{unwritten}; the result is in {folder / RESULT_FILE}: `ringlab report {folder}` shows it")
+    try:
+        print(json.dumps(result.to_json()), flush=True)
+    except OSError as error:
+        raise Refused(f"{unwritten}; nor can it be printed: {error.strerror}; what was measured is lost") from None
+    raise Refused(f"{unwritten}; the result is what was just printed: keep its last line as {RESULT_FILE}")
 
 
 def write_reports(result: results.Result, folder: Path) -> list[Path]:

@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 
 from conftest import CALL_SOON, FAST, MakeTargets, command_of
 from ringlab import cli, guard, manifest, preflight, publishing, results, session, storage, workloads
+from ringlab.report import terminal
 
 RECORDED = Path(__file__).parent / "data" / "recorded.json"
 # Each starts dozens of processes, which takes its time where a machine has much to do.
@@ -420,6 +421,47 @@ def test_a_full_disk_loses_nothing(
     kept = results.Result.read(path)
     assert kept.run.complete
     assert [len(cell.samples) for cell in kept.cells] == [6, 6, 6]
+
+
+@pytest.mark.parametrize("printed", [True, False])
+def test_a_result_that_can_be_written_nowhere_is_printed(
+    printed: bool, make_targets: MakeTargets, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def full(*arguments: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    output = tmp_path / "out"
+    write_nowhere_in(output, 1000, monkeypatch)
+    monkeypatch.setattr(tempfile, "mkdtemp", full)
+    if not printed:
+        monkeypatch.setattr(storage, "print", full, raising=False)
+    words = ("run", CALL_SOON, *FAST, "--no-system-calls", "--output", output)
+    found = ringlab(*words, "--targets-folder", make_targets(one=1.0))
+    assert found.exit_code == 2, found.output
+    why = f"{output / 'result.json'} can't be written: No space left on device; nor can a folder for temporary files: "
+    assert why in found.stderr
+    if printed:
+        assert "the result is what was just printed: keep its last line as result.json" in found.stderr
+        assert results.Result.from_json(json.loads(found.stdout.splitlines()[-1])).run.complete
+    else:
+        assert "nor can it be printed: No space left on device; what was measured is lost" in found.stderr
+
+
+def test_a_result_is_kept_elsewhere_where_nothing_can_be_printed_either(
+    make_targets: MakeTargets, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    output = tmp_path / "out"
+    write_nowhere_in(output, 1000, monkeypatch)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(terminal, "print_summary", full)
+    words = ("run", CALL_SOON, *FAST, "--no-system-calls", "--output", output)
+    found = ringlab(*words, "--targets-folder", make_targets(one=1.0))
+    assert found.exit_code == 2, found.output
+    (path,) = tmp_path.glob("ringlab-*/result.json")
+    assert f"the result is in {path}" in found.output
 
 
 def test_reports_that_cannot_be_written_leave_the_result(make_targets: MakeTargets, tmp_path: Path) -> None:
