@@ -49,6 +49,8 @@ PLACEHOLDERS = {
 }
 DETECT_TIMEOUT_S = 60
 TIMEOUT_LEAST_S = 0.1
+INTEGER_LEAST, INTEGER_MOST = -(1 << 63), (1 << 63) - 1
+"""What TOML has (toml.io/en/v1.0.0#integer)."""
 BUILD_TIMEOUT_S = 1800
 LOG_NAME = "build.log"
 STAMP_NAME = "built-with.txt"
@@ -400,13 +402,23 @@ def read_commands(table: Table) -> dict[str, str]:
     return commands
 
 
+def check_numbers(content: object) -> None:
+    """Raise ValueError for whole numbers that tomllib reads and TOML doesn't have: they can be too long for an error message."""
+    if isinstance(content, dict | list):
+        for each in content.values() if isinstance(content, dict) else content:
+            check_numbers(each)
+    elif isinstance(content, int) and not INTEGER_LEAST <= content <= INTEGER_MOST:
+        raise ValueError("it has a whole number of more than 64 bits")
+
+
 def read_target(path: Path, build_root: Path, python: str = "") -> list[Arm]:
     """Return the arms of one manifest; raises ManifestError."""
     try:
         content = tomllib.loads(path.read_text())
+        check_numbers(content)
     except OSError as error:
         raise ManifestError(f"cannot read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # Also of int(), and of too many brackets.
         raise ManifestError(f"{path} is not valid TOML: {error}") from None
     root = Table(path, "", content)
     name = read_name(root)

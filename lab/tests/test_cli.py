@@ -515,7 +515,11 @@ def test_a_broken_manifest_stops_only_its_own_target(make_targets: MakeTargets, 
     folder = make_targets(one=1.0)
     broken = folder / "broken" / manifest.FILE_NAME
     broken.parent.mkdir()
-    broken.write_text("name = [")
+    for text in (f"name = {'1' * 5000}", f"name = 0x{'f' * 5000}", f"name = {'[' * 20000}", "name = ["):
+        broken.write_text(text)
+        found = ringlab("targets", "--targets-folder", folder)
+        assert found.exit_code == 0, found.output[:1000]
+        assert f"warning: the target broken is left out: {broken} is not valid TOML: " in found.output
     words = ("--targets-folder", folder)
     found = ringlab("run", CALL_SOON, *FAST, *words, "--output", tmp_path / "out")
     assert found.exit_code == 0, found.output

@@ -161,6 +161,16 @@ def test_an_error_names_file_key_and_remedy(old: str, new: str, message: str, tm
     assert str(tmp_path / "targets" / "good" / "target.toml") in str(caught.value)
 
 
+@pytest.mark.parametrize("number", [str(1 << 63), str(-(1 << 63) - 1), f"0x{'f' * 5000}"])
+@pytest.mark.parametrize("place", ["warm_up_s = 2", "workers = 1", "nodelay = true", '"listen"'])
+def test_a_whole_number_has_64_bits(place: str, number: str, tmp_path: Path) -> None:
+    key = place.partition("= ")[0]
+    text = GOOD.replace(place, f"{key}= {number}" if "=" in place else number)
+    assert text != GOOD
+    with pytest.raises(manifest.ManifestError, match=r"target\.toml is not valid TOML: it has a whole number of more"):
+        read(tmp_path, text)
+
+
 def test_a_target_without_commands_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(manifest.ManifestError, match="has no command; add one of echo, http, discard, bind, asgi"):
         read(tmp_path, 'name = "good"\nlanguage = "C"\ntitle = "t"\n')
