@@ -34,7 +34,7 @@ class GeneratorMissing(Exception):
 
 def build(root: Path) -> Path:
     """Build the load generator from the repository; raises GeneratorMissing."""
-    cargo = shutil.which("cargo") or shutil.which("cargo", path=str(Path.home() / ".cargo" / "bin"))
+    cargo = shutil.which("cargo") or shutil.which("cargo", path=os.path.expanduser("~/.cargo/bin"))
     if cargo is None:
         raise GeneratorMissing(
             "the load generator must be built, but there is no cargo; install Rust: https://rustup.rs"

@@ -11,6 +11,8 @@ import tarfile
 import tempfile
 from pathlib import Path
 
+from ringlab import Refused
+
 ARCHIVE = Path(__file__).resolve().parent / "sources.tar.gz"
 PROGRAM = Path(__file__).resolve().parent / "bin" / "ringlab-load"
 """The load generator, in packages that have it."""
@@ -23,9 +25,17 @@ def clone() -> Path | None:
 
 
 def cache() -> Path:
-    """Return the folder for unpacked sources: ringlab in $XDG_CACHE_HOME or ~/.cache."""
+    """Return the folder for unpacked sources and what else is kept between runs: ringlab in $XDG_CACHE_HOME or ~/.cache.
+
+    Raises Refused where this user has no home.
+    """
     named = os.environ.get("XDG_CACHE_HOME")
-    return (Path(named) if named else Path.home() / ".cache") / "ringlab"
+    try:
+        return (Path(named) if named else Path.home() / ".cache") / "ringlab"
+    except RuntimeError:
+        raise Refused(
+            "this user has no home folder: set HOME, or XDG_CACHE_HOME to a folder for what is kept"
+        ) from None
 
 
 def unpacked(archive: Path, folder: Path) -> Path:
@@ -40,11 +50,12 @@ def unpacked(archive: Path, folder: Path) -> Path:
                 # Before 3.11.4 there are no filters.
                 contents.extraction_filter = getattr(tarfile, "data_filter", None)
                 contents.extractall(fresh)
-            # Another process may have been faster.
-            if not target.exists():
+            try:
                 fresh.rename(target)
-        except FileExistsError:
-            pass
+            except OSError:
+                # Another process may have been faster, and rename(2) replaces only empty folders.
+                if not target.exists():
+                    raise
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
     return target

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from ringlab import Refused, results
+from ringlab import Refused, results, sources
 from ringlab.report import html, markdown
 
 FOLDER = "ringlab-results"
@@ -77,9 +77,11 @@ def lock(folder: Path) -> Iterator[None]:
 
 
 def overheads_file() -> Path:
-    """Return where it is kept how long samples took beyond what is measured, so that the next run's estimate is right."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "ringlab" / "overheads.json"
+    """Return where it is kept how long samples took beyond what is measured, so that the next run's estimate is right.
+
+    Raises Refused where this user has no home.
+    """
+    return sources.cache() / "overheads.json"
 
 
 def read_overheads() -> dict[str, float]:
@@ -87,14 +89,14 @@ def read_overheads() -> dict[str, float]:
     try:
         content = json.loads(overheads_file().read_text())
         return {str(key): min(max(float(value), 0.0), OVERHEAD_MOST_S) for key, value in content.items()}
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (Refused, OSError, ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         return {}
 
 
 def write_overheads(found: Mapping[str, float]) -> None:
     """Keep what a run has found; that it can't be kept harms nothing."""
-    path = overheads_file()
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, Refused):
+        path = overheads_file()
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_name(f"{path.name}.{os.getpid()}")
         unfinished.write_text(json.dumps({key: round(value, 3) for key, value in found.items()}))

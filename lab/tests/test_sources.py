@@ -1,14 +1,19 @@
 """The lab outside of a clone: a package with the sources inside."""
 
+import errno
 import os
+import pwd
+import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from ringlab import generator, manifest, sources
+from ringlab import Refused, generator, manifest, sources, storage
 
 LAB = Path(__file__).resolve().parent.parent
 INSTALLED = """
@@ -36,6 +41,48 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(command, cwd=LAB, env=os.environ | environment, check=True, capture_output=True)
     (wheel,) = folder.glob("*.whl")
     return wheel
+
+
+def test_an_archive_is_unpacked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where another process has unpacked it in the meantime."""
+    (tmp_path / "file").write_text("content")
+    with tarfile.open(tmp_path / "archive", "w") as archive:
+        archive.add(tmp_path / "file", "folder/file")
+    rename, late = Path.rename, []
+
+    def renamed(path: Path, target: Path) -> Path:
+        late.append(shutil.copytree(path, target))
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", renamed)
+    for _ in range(2):
+        target = sources.unpacked(tmp_path / "archive", tmp_path / "cache")
+        assert (target / "folder" / "file").read_text() == "content"
+        assert list((tmp_path / "cache").iterdir()) == [target]
+    assert late == [target]
+
+    def forbidden(path: Path, target: Path) -> Path:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(Path, "rename", forbidden)
+    with pytest.raises(PermissionError):
+        sources.unpacked(tmp_path / "archive", tmp_path / "other")
+
+
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def unknown(number: int) -> NoReturn:
+        raise KeyError(number)
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(Refused, match="has no home folder: set HOME, or XDG_CACHE_HOME"):
+        sources.cache()
+    storage.write_overheads({"one echo 100": 1.0})
+    assert storage.read_overheads() == {}
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(generator.GeneratorMissing, match="there is no cargo"):
+        generator.build(tmp_path)
 
 
 def test_a_package_works_outside_of_a_clone(package: Path, tmp_path: Path) -> None:
