@@ -11,6 +11,7 @@ import math
 import os
 import types
 import typing
+from collections.abc import Container
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -21,6 +22,8 @@ import jsonschema
 from ringlab import Refused, __version__
 
 SCHEMA_VERSION = 1
+DEPTH_MOST = 50
+"""Of a result, which has some ten levels."""
 
 SampleStatus = Literal["measured", "void", "failed"]
 ComparisonVerdict = Literal["better", "worse", "tie", "cannot tell"]
@@ -517,32 +520,45 @@ class Result:
                 )
             raise ResultError(f"at {error.json_path}: {shorten(error.message)}")
         made: Self = build(cls, content)
+        arms = {arm.name for arm in made.arms}
         for index, cell in enumerate(made.cells):
-            check_cell(cell, f"$.cells[{index}]")
+            check_cell(cell, arms, f"$.cells[{index}]")
         return made
 
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read a file that `write` made; raises ResultError that names the file."""
         try:
-            content = json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse_constant)
+            content = json.loads(
+                path.read_text(encoding="utf-8"),
+                parse_constant=refuse_constant,
+                parse_float=read_float,
+                parse_int=read_integer,
+            )
             return cls.from_json(readable(content))
         except OSError as error:
             raise ResultError(f"cannot read {path}: {error.strerror}") from None
         except ValueError as error:
             raise ResultError(f"{path} is not valid JSON: {error}") from None
+        except RecursionError:
+            raise ResultError(f"{path} is not a result of ringlab: it is nested too deeply") from None
         except ResultError as error:
             raise ResultError(f"{path} is not a result of ringlab: {error}") from None
 
 
-def readable(content: Any) -> Any:
-    """Return JSON with \\udce9 written out for what no text has: that is how Python reads the byte e9 of a path that isn't UTF-8."""
+def readable(content: Any, depth: int = 0) -> Any:
+    """Return JSON with \\udce9 written out for what no text has: that is how Python reads the byte e9 of a path that isn't UTF-8.
+
+    Raises RecursionError for what is nested deeper than any result, long before Python does.
+    """
+    if depth > DEPTH_MOST:
+        raise RecursionError
     if isinstance(content, str):
         return content.encode("utf-8", "backslashreplace").decode()
     if isinstance(content, dict):
-        return {readable(name): readable(each) for name, each in content.items()}
+        return {readable(name): readable(each, depth + 1) for name, each in content.items()}
     if isinstance(content, list | tuple):
-        return [readable(each) for each in content]
+        return [readable(each, depth + 1) for each in content]
     return content
 
 
@@ -556,8 +572,25 @@ def refuse_constant(name: str) -> None:
     raise ValueError(f"it has {name}")
 
 
-def check_cell(cell: Cell, path: str) -> None:
-    """Raise ResultError if a cell's parts don't fit together in a way that a schema can't express."""
+def read_float(text: str) -> float:
+    """Return a number; one that is infinite as a float is refused."""
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"it has a number that is too large: {shorten(text, 20)}")
+    return number
+
+
+def read_integer(text: str) -> int:
+    """Return a number; one that can't be a float, in which figures are calculated, is refused."""
+    read_float(text)
+    return int(text)
+
+
+def check_cell(cell: Cell, arms: Container[str], path: str) -> None:
+    """Raise ResultError if a cell's parts don't fit together, or to the result's arms, in a way that a schema can't express."""
+    for name in cell.arms:
+        if name not in arms:
+            raise ResultError(f"at {path}.arms: there is no arm {shorten(name)} in $.arms")
     if cell.samples and sum(metric.primary for metric in cell.metrics) != 1:
         raise ResultError(f"at {path}.metrics: one metric must be the primary one")
     for index, sample in enumerate(cell.samples):
@@ -588,8 +621,8 @@ def build(kind: Any, content: Any) -> Any:
         hints = typing.get_type_hints(kind)
         known = {name: build(hints[name], each) for name, each in content.items() if name in hints}
         return typing.cast(type, kind)(**known)
-    if kind is float:
-        return float(content)
+    if kind in (float, int):
+        return kind(content)  # To a schema, 1.0 is an integer.
     return content
 
 

@@ -408,7 +408,10 @@ def draw_profiles(console: Console, race: runner.Race) -> None:
 def resume(path: Path, targets_folder: Path | None, if_busy: neighbours.IfBusy) -> int:
     """Go on with a run that was interrupted; return the exit status."""
     result = results.Result.read(path)
-    elsewhere = Elsewhere.of(result.run.command)
+    try:
+        elsewhere = Elsewhere.of(result.run.command)
+    except ValueError as error:
+        raise Refused(f"{path} isn't a result that ringlab wrote: {error}; start a new run") from None
     with contextlib.ExitStack() as stack:
         stack.enter_context(storage.lock(path.parent))
         # The machines of a cluster know themselves whether they are free.
@@ -456,7 +459,7 @@ def go_on(
             datetime.datetime.fromisoformat(each).astimezone(datetime.UTC)
             for each in (result.run.begun, result.run.ended)
         )
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:  # OverflowError: beyond the year 9999 in UTC.
         raise Refused(f"{path} isn't a result that ringlab wrote: {error}; start a new run") from None
     if targets_folder is None and "--targets-folder" in values:
         targets_folder = Path(values["--targets-folder"])

@@ -656,7 +656,12 @@ def test_words_without_sense_are_refused(
         ({"cells": [{"name": "loop/call_soon"}]}, "this ringlab has no cell loop/call_soon; start a new run"),
         ({"cells": []}, "has no cells; start a new run"),
         ({"run": {"begun": "yesterday"}}, "isn't a result that ringlab wrote: Invalid isoformat string: 'yesterday'"),
+        ({"run": {"begun": "9999-12-31T23:59:59-01:00"}}, "isn't a result that ringlab wrote: date value out of range"),
         ({"run": {"command": ["--workers", "many"]}}, "isn't a result that ringlab wrote: invalid literal for int()"),
+        (
+            {"run": {"command": ["--generators", "many"]}},
+            "isn't a result that ringlab wrote: invalid literal for int()",
+        ),
     ],
 )
 def test_what_is_no_longer_known_cannot_go_on(

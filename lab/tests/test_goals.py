@@ -39,7 +39,8 @@ def cell_of(name: str, metric: str = "", **means: float | Sequence[float]) -> Ce
 
 def result_of(*cells: Cell) -> Result:
     made = make_run({"uvloop": 1.0})
-    made.arms = []
+    names = sorted({name for cell in cells for name in cell.arms})
+    made.arms = [results.Arm(name=name, target=name, language="Python", title=name) for name in names]
     made.cells = list(cells)
     return made
 

@@ -34,7 +34,8 @@ def make_result() -> results.Result:
     )
     scale = results.Scale(name="quick", rounds=1, window_s=1, warm_up_s=0.1, ramp_s=0.1)
     run = results.Run(command=["ringlab", "run"], begun="2026-11-21T15:00:00+00:00", seed=1, scale=scale)
-    return results.Result(run=run, cells=[cell])
+    arm = results.Arm(name="a", target="a", language="C", title="an arm")
+    return results.Result(run=run, arms=[arm], cells=[cell])
 
 
 def test_the_published_schema_is_made_from_the_classes() -> None:
@@ -87,6 +88,40 @@ def test_parts_that_do_not_fit_together_are_refused() -> None:
     made.cells[0].metrics[0].primary = False
     with pytest.raises(results.ResultError, match=r"at \$\.cells\[0\]\.metrics: one metric must be the primary one"):
         results.Result.from_json(made.to_json())
+    made = make_result()
+    made.cells[0].arms.append("b")
+    with pytest.raises(results.ResultError, match=r"at \$\.cells\[0\]\.arms: there is no arm b in \$\.arms"):
+        results.Result.from_json(made.to_json())
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("1e999", "is not valid JSON: it has a number that is too large: 1e999"),
+        ("-1e999", "is not valid JSON: it has a number that is too large: -1e999"),
+        ("1" * 401, r"is not valid JSON: it has a number that is too large: 1{17}\.\.\.$"),
+        ("1" * 5000, r"is not valid JSON: it has a number that is too large: 1{17}\.\.\.$"),
+        ("[" * 60 + "]" * 60, "is not a result of ringlab: it is nested too deeply"),
+        ("[" * 100_000 + "]" * 100_000, "is not a result of ringlab: it is nested too deeply"),
+    ],
+)
+def test_values_beyond_all_limits_are_refused(value: str, message: str, tmp_path: Path) -> None:
+    made, path = make_result(), tmp_path / "result.json"
+    made.cells[0].parameters = {"connections": "VALUE"}
+    made.write(path)
+    path.write_text(path.read_text().replace('"VALUE"', value))
+    with pytest.raises(results.ResultError, match=message) as caught:
+        results.Result.read(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_whole_number_may_have_a_fraction_of_zero() -> None:
+    """To a schema, it is an integer."""
+    content = make_result().to_json()
+    content["cells"][0]["samples"][0]["round"] = 1.0
+    found = results.Result.from_json(content)
+    assert type(found.cells[0].samples[0].round) is int
+    assert found == make_result()
 
 
 def test_numbers_that_are_none_are_refused(tmp_path: Path) -> None:
