@@ -279,7 +279,7 @@ def _options() -> list[click.Parameter]:
         group,
         "--limit-body-ahead",
         ours=True,
-        help="Bytes of a body to read before the application asks.",
+        help="How many bytes of a request body to read ahead of the application.",
     )
     add(group, "--timeout-keep-alive", help="Seconds to wait for the next request on a connection.")
     add(group, "--timeout-head", ours=True, help="Seconds to wait for a complete head; 0: no limit.")
@@ -288,13 +288,13 @@ def _options() -> list[click.Parameter]:
     add(
         group,
         "--timeout-graceful-shutdown",
-        help="Seconds that requests have to finish at shutdown; 0: none.",
+        help="Seconds that requests have to finish at shutdown; 0: cancel requests at once.",
     )
 
     group = "WebSocket"
     add(group, "--ws", metavar="auto|none", help="Whether to serve WebSockets.")
     add(group, "--ws-max-size", help="Maximum size of a message, in bytes.")
-    add(group, "--ws-max-queue", help="Messages to read before the application asks.")
+    add(group, "--ws-max-queue", help="How many messages to read ahead of the application.")
     add(group, "--ws-ping-interval", help="Seconds between pings; 0: no pings.")
     add(group, "--ws-ping-timeout", help="Seconds to wait for the answer to a ping; 0: no limit.")
     add(group, "--ws-per-message-deflate", type=bool, help="Whether to compress messages.")
