@@ -71,8 +71,10 @@ def extract(result: dict[str, Any]) -> dict[str, Any]:
         raise SystemExit(
             f"readme_table: this result compares no loop with {CONTROL}; measure with: ringlab run --preset loops"
         )
-    loads = " to ".join(
-        f"{each[0]:.1f}" for each in (environment["load_average_begin"], environment["load_average_end"]) if each
+    loads = ", ".join(
+        f"{each[0]:.1f} at the {when}"
+        for when, each in (("start", environment["load_average_begin"]), ("end", environment["load_average_end"]))
+        if each
     )
     machine = (
         f"{environment['cpus_usable']} {'virtual ' if environment['hypervisor'] else ''}cores, load average {loads}"

@@ -129,7 +129,7 @@ def test_the_readme(arm, tmp_path, capsys):
         exec(factory, given)
         assert ran == [ringloop.EventLoop]
     exec(backend, given)
-    given["loop"].close()
+    assert given["loop"].is_closed()
     assert capsys.readouterr().out.startswith(f"{arm} - ")
 
 

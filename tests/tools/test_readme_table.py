@@ -68,8 +68,8 @@ def test_a_result_becomes_the_table_and_says_where_it_comes_from():
     flat = " ".join(text.split())
     assert "4 to 6 rounds of `make bench-loops`" in flat
     assert (
-        "CPython 3.11.7, Linux 6.18.44, 2 virtual cores, load average 0.0 to 2.0, 2026-11-24, at revision 0123456789ab"
-        in flat
+        "CPython 3.11.7, Linux 6.18.44, 2 virtual cores, load average 0.0 at the start, 2.0 at the end, 2026-11-24,"
+        " at revision 0123456789ab" in flat
     )
     assert all(len(line) <= 100 for line in text.splitlines() if not line.startswith("|"))
 
