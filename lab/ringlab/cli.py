@@ -264,7 +264,7 @@ def main() -> None:
 @click.option(
     "--adaptive",
     is_flag=True,
-    help="After half of the rounds, give the time of decided arms to the undecided ones.",
+    help="Halfway through, stop arms whose verdict is clear and spend their time on the rest.",
 )
 @measuring_options
 @elsewhere_options
