@@ -197,14 +197,14 @@ def differences(settings: dict[str, Any], entries: Sequence[dict[str, Any]]) -> 
                 if verdict == "explained" and text:
                     add(f"{text}.", test)
                 elif verdict == "not again":
-                    add("passed when it was repeated alone.", test)
+                    add("passed when repeated alone.", test)
                 elif verdict == "not ours":
-                    add("failed on asyncio as well when it was repeated alone.", test)
+                    add("failed on asyncio as well when repeated alone.", test)
                 else:
                     add(f"**not explained** (on {loop}).", test)
         for test in control:
             text = everywhere.get(test.partition("[")[0]) or everywhere.get(test.partition("::")[0])
-            add(f"fails on asyncio, too: {text}." if text else "fails on asyncio, too.", test)
+            add(f"failed on asyncio, too: {text}." if text else "failed on asyncio, too.", test)
     return {text: list(tests) for text, tests in texts.items()}
 
 
