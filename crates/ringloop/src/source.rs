@@ -187,11 +187,6 @@ impl<S: AsFd + Into<OwnedFd>> Source<S> {
         self.inner.as_ref().expect("it is there until the drop")
     }
 
-    /// Whether a write would be tried.
-    pub(crate) fn is_writable(&self) -> bool {
-        self.watch.watched.writable.get()
-    }
-
     /// Assumes that writing does not block, until it does. This holds for new connections.
     pub(crate) fn assume_writable(&self) {
         self.watch.watched.writable.set(true);
@@ -244,6 +239,29 @@ impl<S: AsFd + Into<OwnedFd>> Source<S> {
         self.watch.poll_write(context, seat, || write(self.get()))
     }
 
+    /// Calls `write` now, whether or not the source counts as writable, and changes nothing about that: for a write that
+    /// also depends on who it goes to. `None` if there is no room; the task is then woken when the source has some.
+    pub(crate) fn poll_write_to<T>(
+        &self,
+        context: &mut Context<'_>,
+        seat: &Seat,
+        mut write: impl FnMut(&S) -> io::Result<T>,
+    ) -> Poll<io::Result<Option<T>>> {
+        ready!(self.watch.poll_turn(context))?;
+        let watched = &*self.watch.watched;
+        match self.call(|inner| write(inner)) {
+            Ok(result) => {
+                watched.has_moved.set(true);
+                Poll::Ready(Ok(Some(result)))
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                watched.writer.register(seat, context);
+                Poll::Ready(Ok(None))
+            }
+            Err(error) => Poll::Ready(Err(error)),
+        }
+    }
+
     /// Reads into the thread's buffer as soon as there is something, and passes it to `use_bytes`. `short_drains`:
     /// whether a read that does not fill the buffer has left nothing behind.
     pub(crate) fn poll_read_in_place<T>(
@@ -294,7 +312,7 @@ impl<S: AsFd + Into<OwnedFd>> Source<S> {
     /// Waits until there is room to write, or an error to report.
     pub(crate) async fn writable(&self) -> io::Result<()> {
         poll_fn(|context| {
-            if self.is_writable() {
+            if self.watch.watched.writable.get() {
                 return Poll::Ready(Ok(()));
             }
             ready!(self.watch.poll_turn(context))?;

@@ -501,3 +501,58 @@ fn every_future_may_be_dropped_after_any_poll() {
         });
     });
 }
+
+#[test]
+fn who_sends_to_several_receivers_keeps_nobody_else_from_sending() {
+    on_both(|runtime| {
+        runtime.block_on(async {
+            let (full, free) = (name("several-full"), name("several-free"));
+            let receiver = UnixDatagram::bind(&full).unwrap();
+            let other = UnixDatagram::bind(&free).unwrap();
+            let sender = Rc::new(UnixDatagram::unbound().unwrap());
+            let send = |text: &'static [u8]| {
+                let sender = Rc::clone(&sender);
+                spawn(async move { sender.send(text).await.0 })
+            };
+            let send_to = |text: &'static [u8], to: &str| {
+                let (sender, to) = (Rc::clone(&sender), to.to_owned());
+                spawn(async move { sender.send_to(text, to).await.0 })
+            };
+            let mut queued = 0;
+            while sender.try_send_to(b"filler", &full).is_ok() {
+                queued += 1;
+            }
+
+            // Whoever waits for the full one does not delay the others.
+            sender.connect(&free).unwrap();
+            let late = send_to(b"late", &full);
+            sleep(Duration::from_millis(3)).await;
+            timeout(LONG, send(b"one")).await.unwrap().unwrap().unwrap();
+            timeout(LONG, send_to(b"two", &free))
+                .await
+                .unwrap()
+                .unwrap()
+                .unwrap();
+
+            // And whoever succeeds meanwhile does not keep those who wait from hearing of room.
+            sender.connect(&full).unwrap();
+            let later = send(b"later");
+            sleep(Duration::from_millis(3)).await;
+            timeout(LONG, send_to(b"three", &free))
+                .await
+                .unwrap()
+                .unwrap()
+                .unwrap();
+            assert!(!late.is_finished() && !later.is_finished());
+            for _ in 0..queued + 2 {
+                let receiving = receiver.recv(Vec::with_capacity(16));
+                timeout(LONG, receiving).await.unwrap().0.unwrap();
+            }
+            late.await.unwrap().unwrap();
+            later.await.unwrap().unwrap();
+            let mut others = Vec::with_capacity(16);
+            while other.try_recv(&mut others).is_ok() {}
+            assert_eq!(others, b"onetwothree");
+        });
+    });
+}

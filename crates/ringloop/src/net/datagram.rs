@@ -86,16 +86,6 @@ impl Datagrams {
         self.source.writing(Seat::beside_others())
     }
 
-    /// Whether the socket counts as writable, so that sending would be tried.
-    pub(crate) fn is_writable(&self) -> bool {
-        self.source.is_writable()
-    }
-
-    /// Makes the socket count as writable.
-    pub(crate) fn assume_writable(&self) {
-        self.source.assume_writable();
-    }
-
     pub(crate) fn poll_send(
         &self,
         context: &mut Context<'_>,
@@ -108,6 +98,21 @@ impl Datagrams {
             Ok((send_buffer(socket, buffer, to)?, true))
         }))?;
         buffer.advance(count);
+        Poll::Ready(Ok(count))
+    }
+
+    /// Sends now, where room depends on the receiver, too. `None` if there is none.
+    pub(crate) fn poll_send_to(
+        &self,
+        context: &mut Context<'_>,
+        seat: &Seat,
+        buffer: &mut impl Buf,
+        to: &SockAddr,
+    ) -> Poll<io::Result<Option<usize>>> {
+        let count = ready!(self.source.poll_write_to(context, seat, |socket| {
+            send_buffer(socket, buffer, Some(to))
+        }))?;
+        buffer.advance(count.unwrap_or(0));
         Poll::Ready(Ok(count))
     }
 }

@@ -9,7 +9,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::task::ready;
+use std::task::{Poll, ready};
 use std::time::Duration;
 
 use bytes::Buf;
@@ -412,36 +412,19 @@ impl UnixDatagram {
         let waiting = self.datagrams.sending();
         let result = poll_fn(|context| {
             loop {
-                let sent =
-                    self.datagrams
-                        .poll_send(context, waiting.seat(), &mut buffer, Some(&address));
-                // If it still counts as writable, only the task's budget is used up, and it will be polled again.
-                if sent.is_ready() || self.datagrams.is_writable() {
-                    return sent;
+                let datagrams = &self.datagrams;
+                let sent = datagrams.poll_send_to(context, waiting.seat(), &mut buffer, &address);
+                if let Some(count) = ready!(sent)? {
+                    return Poll::Ready(Ok(count));
                 }
-                let waiting = room.get_or_insert_with(|| Box::pin(self.room_at(&address)));
+                let waiting = room.get_or_insert_with(|| Box::pin(room_at(&address)));
                 ready!(waiting.as_mut().poll(context))?;
                 room = None;
-                self.datagrams.assume_writable();
             }
         })
         .await;
         drop(room);
         (result, buffer)
-    }
-
-    /// Waits until a receiver has room. The kernel reports that only to sockets that are connected to it, so this
-    /// connects one. If the receiver has room, either our own send buffer is full, and the caller waits for that event,
-    /// too; or the room has just become free, and there is no event.
-    async fn room_at(&self, address: &SockAddr) -> io::Result<()> {
-        let probe = socket(Type::DGRAM)?;
-        probe.connect(address)?;
-        if sys::is_writable_now(probe.as_fd())? {
-            sleep(ROOM_WAIT).await;
-        } else {
-            Source::new(probe, Interest::WRITE)?.writable().await?;
-        }
-        Ok(())
     }
 
     /// Sends a datagram, without waiting.
@@ -458,6 +441,20 @@ impl UnixDatagram {
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
         self.socket().shutdown(how)
     }
+}
+
+/// Waits until a receiver has room. The kernel reports that only to sockets that are connected to it, so this connects
+/// one. If the receiver has room, either our own send buffer is full, and the caller waits for that event, too; or the
+/// room has just become free, and there is no event.
+async fn room_at(address: &SockAddr) -> io::Result<()> {
+    let probe = socket(Type::DGRAM)?;
+    probe.connect(address)?;
+    if sys::is_writable_now(probe.as_fd())? {
+        sleep(ROOM_WAIT).await;
+    } else {
+        Source::new(probe, Interest::WRITE)?.writable().await?;
+    }
+    Ok(())
 }
 
 datagram_socket! {

@@ -313,18 +313,21 @@ impl Watched {
         if readiness.is_read_closed() || readiness.is_error() || readiness.is_priority() {
             self.short_reads_leave.set(true);
         }
-        // Most events only repeat that the descriptor is writable, and nobody waits for that.
-        let has_new_room = readiness.is_writable() && !self.writable.replace(true);
+        let is_writable = readiness.is_writable();
+        if is_writable {
+            self.writable.set(true);
+        }
         if readiness.is_readable() {
             self.readable.set(true);
-            if has_new_room {
+            if is_writable {
                 // If the reader's waker panics, the writer is woken all the same.
                 panics::contain(|| self.reader.wake());
             } else {
                 self.reader.wake();
             }
         }
-        if has_new_room {
+        // Even if it counted as writable before: whoever sends to one of several receivers may wait all the same.
+        if is_writable {
             self.writer.wake();
         }
     }
