@@ -5,6 +5,7 @@ mod common;
 use std::io::{self, Write};
 use std::net::Shutdown;
 use std::os::fd::AsFd;
+use std::os::linux::net::SocketAddrExt;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -553,6 +554,37 @@ fn who_sends_to_several_receivers_keeps_nobody_else_from_sending() {
             let mut others = Vec::with_capacity(16);
             while other.try_recv(&mut others).is_ok() {}
             assert_eq!(others, b"onetwothree");
+        });
+    });
+}
+
+#[test]
+fn nobody_gets_what_is_sent_to_an_unnamed_socket() {
+    on_both(|runtime| {
+        runtime.block_on(async {
+            let address = name("asked");
+            let server = UnixDatagram::bind(&address).unwrap();
+            let client = UnixDatagram::unbound().unwrap();
+            client.send_to(&b"question"[..], &address).await.0.unwrap();
+            let (received, _) = server.recv_from(Vec::with_capacity(16)).await;
+            let (_, from) = received.unwrap();
+            assert!(from.is_unnamed());
+            // The empty abstract name, which is one zero byte.
+            let empty = UnixDatagram::bind("\0").unwrap();
+            let error = server.send_to(&b"secret"[..], &from).await.0.unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+            let error = server.try_send_to(b"secret", &from).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+            let error = server.connect(&from).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+            let error = empty.try_recv(&mut Vec::with_capacity(16)).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+            let error = UnixStream::connect(&from).await.unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+            // As with the standard library, the kernel chooses a name of five bytes.
+            let listener = UnixListener::bind(&from).unwrap();
+            let chosen = listener.local_addr().unwrap();
+            assert_eq!(chosen.as_abstract_name().map(<[u8]>::len), Some(5));
         });
     });
 }

@@ -42,6 +42,9 @@ const ROOM_WAIT: Duration = Duration::from_millis(1);
 /// abstract names. A path that begins with a zero byte is an abstract name, too. A program may implement it for types of its
 /// own.
 ///
+/// The address of a socket that was not bound is unnamed. Nothing can be sent to it: connecting and sending fail with
+/// `InvalidInput`. Binding to it lets the kernel choose an abstract name (unix(7)).
+///
 /// ```
 /// use ringloop::net::ToUnixAddress;
 ///
@@ -101,8 +104,12 @@ fn to_kernel(address: &SocketAddr) -> io::Result<SockAddr> {
     if let Some(path) = address.as_pathname() {
         return SockAddr::unix(path);
     }
+    let Some(abstract_name) = address.as_abstract_name() else {
+        // Not the empty abstract name, which anybody may have bound.
+        return SockAddr::unix("");
+    };
     let mut name = vec![0];
-    name.extend_from_slice(address.as_abstract_name().unwrap_or_default());
+    name.extend_from_slice(abstract_name);
     SockAddr::unix(OsStr::from_bytes(&name))
 }
 
