@@ -280,6 +280,24 @@ impl Shared {
     }
 }
 
+/// Makes a system call that needs an address or a descriptor of its own. If it fails for want of one, dropped sockets may
+/// still have it, because they are closed in the next turn. They are then closed at once, and the call is made again.
+pub(crate) fn reclaiming<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    let result = call();
+    let may_be_retired = |error: &io::Error| {
+        matches!(
+            error.raw_os_error(),
+            Some(libc::EADDRINUSE | libc::EMFILE | libc::ENFILE)
+        )
+    };
+    if result.as_ref().is_err_and(may_be_retired)
+        && Shared::try_current().is_some_and(|shared| shared.close_retired())
+    {
+        return call();
+    }
+    result
+}
+
 /// The error where something would be waited for in vain.
 pub(crate) fn elsewhere() -> io::Error {
     io::Error::new(

@@ -38,7 +38,7 @@ use std::task::{Context, Poll};
 use ringloop_driver::Interest;
 use signal_hook::SigId;
 
-use crate::source::{Seat, Source};
+use crate::source::{Seat, Source, reclaiming};
 use crate::sys;
 
 /// The kind of a signal.
@@ -184,8 +184,8 @@ pub fn signal(kind: SignalKind) -> io::Result<Signal> {
             format!("cannot listen to signal {}", kind.as_raw()),
         ));
     }
-    let event = File::from(sys::eventfd()?);
-    let writer = event.try_clone()?;
+    let event = File::from(reclaiming(sys::eventfd)?);
+    let writer = reclaiming(|| event.try_clone())?;
     let source = Source::new(Arrivals(event), Interest::READ)?;
     let process = std::process::id();
     let told = move || {

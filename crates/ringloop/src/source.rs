@@ -17,8 +17,8 @@ use std::task::{Context, Poll, ready};
 
 use ringloop_driver::{Interest, Mode, Token};
 
+pub(crate) use crate::shared::{Lent, Seat, Waiting, reclaiming};
 use crate::shared::{Kind, Shared, Watched, elsewhere};
-pub(crate) use crate::shared::{Lent, Seat, Waiting};
 use crate::sys;
 pub(crate) use operation::Operation;
 

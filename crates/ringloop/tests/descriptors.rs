@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::fs::File;
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener as Plain, TcpStream as PlainStream};
 use std::os::fd::{AsFd, AsRawFd};
@@ -9,7 +10,8 @@ use std::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
-use ringloop::net::{TcpListener, UnixListener};
+use ringloop::net::{TcpListener, TcpStream, UdpSocket, UnixDatagram, UnixListener, UnixStream};
+use ringloop::signal::{SignalKind, signal};
 use ringloop::yield_now;
 use socket2::SockRef;
 
@@ -154,5 +156,111 @@ fn listeners_of_another_thread_lose_nothing_to_those_that_are_dropped() {
             }))
             .unwrap();
         other.join().unwrap();
+    });
+}
+
+#[test]
+fn an_address_is_free_as_soon_as_its_socket_is_dropped() {
+    let _alone = alone();
+    on_both(|runtime| {
+        runtime.block_on(async {
+            for polls in 0..3 {
+                let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+                drop(poll_times(polls, socket.recv(Vec::with_capacity(1))).await);
+                let address = socket.local_addr().unwrap();
+                drop(socket);
+                drop(UdpSocket::bind(address).await.unwrap());
+
+                let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+                assert!(poll_times(polls, listener.accept()).await.is_none());
+                let address = listener.local_addr().unwrap();
+                drop(listener);
+                drop(TcpListener::bind(address).await.unwrap());
+
+                let name = format!("\0ringloop-free-{}", std::process::id());
+                let listener = UnixListener::bind(&name).unwrap();
+                assert!(poll_times(polls, listener.accept()).await.is_none());
+                drop(listener);
+                drop(UnixListener::bind(&name).unwrap());
+
+                let name = format!("{name}-datagrams");
+                drop(UnixDatagram::bind(&name).unwrap());
+                drop(UnixDatagram::bind(&name).unwrap());
+            }
+        });
+    });
+}
+
+/// Limits the number of descriptors of this process, until it is dropped.
+struct Limit {
+    before: (u64, u64),
+    /// Take the free numbers below the highest one in use.
+    _fillers: Vec<File>,
+}
+
+impl Limit {
+    /// Allows this many more descriptors.
+    fn new(more: u64) -> Self {
+        let numbers = std::fs::read_dir("/proc/self/fd").unwrap();
+        let number = |entry: std::io::Result<std::fs::DirEntry>| {
+            entry.unwrap().file_name().to_str()?.parse().ok()
+        };
+        let highest: i32 = numbers.filter_map(number).max().unwrap();
+        let mut fillers = Vec::new();
+        while fillers
+            .last()
+            .is_none_or(|last: &File| last.as_raw_fd() < highest)
+        {
+            fillers.push(File::open("/dev/null").unwrap());
+        }
+        let end = fillers.last().unwrap().as_raw_fd() as u64 + 1;
+        let before = rlimit::Resource::NOFILE.get().unwrap();
+        rlimit::Resource::NOFILE.set(end + more, before.1).unwrap();
+        Self {
+            before,
+            _fillers: fillers,
+        }
+    }
+}
+
+impl Drop for Limit {
+    fn drop(&mut self) {
+        let (soft, hard) = self.before;
+        rlimit::Resource::NOFILE.set(soft, hard).unwrap();
+    }
+}
+
+#[test]
+fn a_descriptor_is_free_as_soon_as_its_socket_is_dropped() {
+    const ROOM: u64 = 6;
+    let _alone = alone();
+    on_both(|runtime| {
+        runtime.block_on(async {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let address = listener.local_addr().unwrap();
+            drop(poll_times(1, listener.accept()).await);
+            // Operations on files have threads on epoll, which get what they need before.
+            drop(ringloop::fs::File::open("/dev/null").await.unwrap());
+            let _limit = Limit::new(ROOM);
+            let use_all = async || {
+                for _ in 0..ROOM / 2 {
+                    drop(UnixDatagram::pair().unwrap());
+                }
+            };
+            for _ in 0..3 * ROOM {
+                drop(UdpSocket::bind("127.0.0.1:0").await.unwrap());
+                drop(UnixDatagram::unbound().unwrap());
+                drop(UnixStream::pair().unwrap());
+                use_all().await;
+                drop(signal(SignalKind::user_defined1()).unwrap());
+                use_all().await;
+                let client = TcpStream::connect(address).await.unwrap();
+                drop(client);
+                use_all().await;
+                drop(listener.accept().await.unwrap());
+                use_all().await;
+                drop(ringloop::fs::File::open("/dev/null").await.unwrap());
+            }
+        });
     });
 }

@@ -57,6 +57,11 @@ macro_rules! setters {
     )*};
 }
 
+/// Whether there are too many open descriptors, here or in the system.
+fn is_out_of_descriptors(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
+}
+
 impl OpenOptions {
     /// Creates options with nothing set. Set at least one of `read`, `write` and `append`.
     pub fn new() -> Self {
@@ -137,6 +142,7 @@ impl OpenOptions {
     /// ```
     pub async fn open(&self, path: impl AsRef<Path>) -> io::Result<File> {
         let (path, flags) = (to_c(path.as_ref())?, self.to_flags()?);
+        let mut may_be_retired = true;
         loop {
             let op = Op::OpenAt {
                 directory: None,
@@ -145,7 +151,10 @@ impl OpenOptions {
                 mode: self.mode,
             };
             let result = Operation::submit(op)?.opened().await;
-            if !is_interrupted(&result) {
+            if may_be_retired && result.as_ref().is_err_and(is_out_of_descriptors) {
+                // Sockets that were dropped in this turn are closed by now.
+                may_be_retired = false;
+            } else if !is_interrupted(&result) {
                 return result.map(|descriptor| File::opened(descriptor, flags));
             }
         }

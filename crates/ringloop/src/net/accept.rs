@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use ringloop_driver::Interest;
 use socket2::{SockAddr, Socket};
 
-use crate::source::{Seat, Watch};
+use crate::source::{Seat, Watch, reclaiming};
 use crate::sys;
 
 /// A listening socket. It is watched from the first time that somebody waits for a connection.
@@ -57,7 +57,7 @@ impl Acceptor {
         loop {
             let accepted = poll_fn(|context| {
                 watch.poll_read(context, waiting.seat(), || {
-                    Ok((sys::accept(socket)?, false))
+                    Ok((reclaiming(|| sys::accept(socket))?, false))
                 })
             });
             match accepted.await {

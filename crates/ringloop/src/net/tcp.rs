@@ -14,6 +14,7 @@ use super::connect::{TcpConnectOptions, connect_to_first};
 use super::family::{socket_traits, stream};
 use super::halves::{OwnedReadHalf, OwnedWriteHalf, split};
 use super::stream::{Core, ShortRead, Stream};
+use crate::source::reclaiming;
 
 /// The options of a [`TcpListener`].
 ///
@@ -85,7 +86,10 @@ impl TcpListener {
         address: impl ToAddresses,
         options: &TcpListenerOptions,
     ) -> io::Result<Self> {
-        use_first(address, |address| Self::bind_to(address, options)).await
+        use_first(address, |address| {
+            reclaiming(|| Self::bind_to(address, options))
+        })
+        .await
     }
 
     fn bind_to(address: SocketAddr, options: &TcpListenerOptions) -> io::Result<Self> {
@@ -248,11 +252,13 @@ impl TcpStream {
     }
 
     async fn connect_to(address: SocketAddr) -> io::Result<Self> {
-        let socket = Socket::new(
-            Domain::for_address(address),
-            Type::STREAM.nonblocking(),
-            Some(Protocol::TCP),
-        )?;
+        let socket = reclaiming(|| {
+            Socket::new(
+                Domain::for_address(address),
+                Type::STREAM.nonblocking(),
+                Some(Protocol::TCP),
+            )
+        })?;
         let core = Core::connect(socket, &address.into(), ShortRead::Drains).await?;
         Ok(Self { core })
     }

@@ -10,6 +10,7 @@ use super::address::{ToAddresses, ip, use_first};
 use super::buffer::ReadBuffer;
 use super::datagram::{self, Datagrams};
 use super::family::datagram_socket;
+use crate::source::reclaiming;
 
 /// The options of a [`UdpSocket`].
 ///
@@ -80,7 +81,10 @@ impl UdpSocket {
         address: impl ToAddresses,
         options: &UdpSocketOptions,
     ) -> io::Result<Self> {
-        use_first(address, |address| Self::bind_to(address, options)).await
+        use_first(address, |address| {
+            reclaiming(|| Self::bind_to(address, options))
+        })
+        .await
     }
 
     fn bind_to(address: SocketAddr, options: &UdpSocketOptions) -> io::Result<Self> {

@@ -22,7 +22,7 @@ use super::datagram::{self, Datagrams};
 use super::family::{datagram_socket, socket_traits, stream};
 use super::halves::{OwnedReadHalf, OwnedWriteHalf, split};
 use super::stream::{Core, ShortRead, Stream};
-use crate::source::Source;
+use crate::source::{Source, reclaiming};
 use crate::sys;
 use crate::time::sleep;
 
@@ -122,7 +122,19 @@ fn from_kernel(address: &SockAddr) -> io::Result<SocketAddr> {
 }
 
 fn socket(kind: Type) -> io::Result<Socket> {
-    Socket::new(Domain::UNIX, kind.nonblocking(), None)
+    reclaiming(|| Socket::new(Domain::UNIX, kind.nonblocking(), None))
+}
+
+fn pair_of(kind: Type) -> io::Result<(Socket, Socket)> {
+    reclaiming(|| Socket::pair(Domain::UNIX, kind.nonblocking(), None))
+}
+
+/// Creates a socket that is bound.
+fn bound(kind: Type, address: &impl ToUnixAddress) -> io::Result<Socket> {
+    let address = to_kernel(&address.to_unix_address()?)?;
+    let socket = socket(kind)?;
+    reclaiming(|| socket.bind(&address))?;
+    Ok(socket)
 }
 
 /// A Unix socket that listens for connections, at a path or an abstract name.
@@ -156,8 +168,7 @@ impl UnixListener {
     /// # Errors
     /// Returns the errors of bind(2) and listen(2): `AddrInUse` if the path exists.
     pub fn bind(address: impl ToUnixAddress) -> io::Result<Self> {
-        let socket = socket(Type::STREAM)?;
-        socket.bind(&to_kernel(&address.to_unix_address()?)?)?;
+        let socket = bound(Type::STREAM, &address)?;
         socket.listen(BACKLOG)?;
         Ok(Self::from_socket(socket))
     }
@@ -261,7 +272,7 @@ impl UnixStream {
     /// # Panics
     /// Panics outside of a runtime.
     pub fn pair() -> io::Result<(Self, Self)> {
-        let (near, far) = Socket::pair(Domain::UNIX, Type::STREAM.nonblocking(), None)?;
+        let (near, far) = pair_of(Type::STREAM)?;
         Ok((Self::from_socket(near)?, Self::from_socket(far)?))
     }
 
@@ -355,9 +366,7 @@ impl UnixDatagram {
     /// # Panics
     /// Panics outside of a runtime.
     pub fn bind(address: impl ToUnixAddress) -> io::Result<Self> {
-        let socket = socket(Type::DGRAM)?;
-        socket.bind(&to_kernel(&address.to_unix_address()?)?)?;
-        Self::from_socket(socket)
+        Self::from_socket(bound(Type::DGRAM, &address)?)
     }
 
     /// Creates a socket without an address. It can send, but nobody can answer.
@@ -373,7 +382,7 @@ impl UnixDatagram {
     /// # Panics
     /// Panics outside of a runtime.
     pub fn pair() -> io::Result<(Self, Self)> {
-        let (near, far) = Socket::pair(Domain::UNIX, Type::DGRAM.nonblocking(), None)?;
+        let (near, far) = pair_of(Type::DGRAM)?;
         Ok((Self::from_socket(near)?, Self::from_socket(far)?))
     }
 

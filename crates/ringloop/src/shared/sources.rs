@@ -247,11 +247,13 @@ impl Shared {
         panics::discard_each(self.sources.returned.take());
     }
 
-    /// Tells the kernel about dropped watches, and closes their descriptors.
-    pub(crate) fn close_retired(&self) {
-        if !self.sources.retired.borrow().is_empty() {
+    /// Tells the kernel about dropped watches, and closes their descriptors. Returns whether there were any.
+    pub(crate) fn close_retired(&self) -> bool {
+        let are_any = !self.sources.retired.borrow().is_empty();
+        if are_any {
             self.let_go();
         }
+        are_any
     }
 
     /// Tells the kernel at once about everything that was dropped, so that sockets are closed even if no turn follows.
