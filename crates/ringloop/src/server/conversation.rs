@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Shutdown, SocketAddr};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -22,6 +22,9 @@ use crate::sealed::INTERNAL;
 use crate::time::{Elapsed, Sleep, sleep};
 use crate::trace;
 
+/// How long a connection that we have ended waits at most for the peer to close its side, too.
+const LINGER_MAX: Duration = Duration::from_secs(2);
+
 /// A connection with its handler, as one flat future. Nested `async` blocks would store it several times.
 pub(super) struct Conversation<H, W: Wire> {
     handler: H,
@@ -34,6 +37,8 @@ pub(super) struct Conversation<H, W: Wire> {
     is_told: bool,
     draining: Listener,
     idle: Option<Box<Idle>>,
+    /// The end of the time that the peer has to close its side, too.
+    lingering: Option<Box<Sleep>>,
     counters: Arc<WorkerCounters>,
 }
 
@@ -60,6 +65,7 @@ impl<H: Handler, W: Wire> Conversation<H, W> {
             is_told: false,
             draining,
             idle,
+            lingering: None,
             counters,
         }
     }
@@ -130,13 +136,39 @@ impl<H: Handler, W: Wire> Conversation<H, W> {
         Poll::Ready(self.call(Handler::timeout))
     }
 
-    /// Ends a connection from our side.
+    /// Ends a connection from our side. If data of the peer's met a closed socket, or was left unread, the kernel would
+    /// reset the connection, and discard what the peer has not received yet. So only our direction ends, and what still
+    /// comes is dropped, until the peer has closed, too, or its time is over.
     fn poll_finish(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if self.wire.poll_finish(context, INTERNAL).is_pending() {
-            ready!(self.poll_idle(context))?;
+        if self.lingering.is_none() {
+            if self.wire.poll_finish(context, INTERNAL).is_pending() {
+                ready!(self.poll_idle(context))?;
+                return Poll::Ready(Ok(()));
+            }
+            // Everything that the handler wrote is with the kernel. If the farewell cannot be sent, the peer is gone.
+            if self
+                .wire
+                .socket(INTERNAL)
+                .shutdown(Shutdown::Write)
+                .is_err()
+            {
+                return Poll::Ready(Ok(()));
+            }
+            let limit = self.idle.as_ref().map_or(LINGER_MAX, |idle| idle.limit());
+            self.lingering = Some(Box::new(sleep(limit.min(LINGER_MAX))));
         }
-        // Everything that the handler wrote is sent. If the farewell cannot be, the peer is gone.
-        Poll::Ready(Ok(()))
+        let core = self.wire.socket(INTERNAL).core();
+        loop {
+            match core.poll_read_with(context, <[u8]>::is_empty) {
+                Poll::Ready(Ok(false)) => {}
+                Poll::Ready(_) => return Poll::Ready(Ok(())),
+                Poll::Pending => break,
+            }
+        }
+        match &mut self.lingering {
+            Some(end) => Pin::new(end).poll(context).map(Ok),
+            None => Poll::Ready(Ok(())),
+        }
     }
 
     /// Passes received data to the handler. Returns true at the end of the stream.

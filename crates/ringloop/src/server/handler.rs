@@ -106,6 +106,10 @@ impl Connection<'_> {
     }
 
     /// Closes the connection once everything is sent. Over TLS, sends close_notify first.
+    ///
+    /// Nothing more is passed to the handler. So that the peer gets everything although it may still be sending, only
+    /// our direction is closed at first. What the peer sends is read and dropped until it closes its direction, too, for
+    /// at most 2 s or the server's idle timeout, if that is shorter.
     pub fn close(&mut self) {
         *self.is_closing = true;
     }

@@ -28,6 +28,11 @@ impl Idle {
         }
     }
 
+    /// How long nothing may move.
+    pub(super) fn limit(&self) -> Duration {
+        self.limit
+    }
+
     /// Ready when nothing has moved for too long; the time then starts anew. A closed connection is not idle: its
     /// function does something else.
     pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {

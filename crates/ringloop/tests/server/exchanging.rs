@@ -1,13 +1,16 @@
 //! Bytes go there and back.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crate::case::{Double, Echo, Served, ask, on_both};
+use ringloop::server::{Connection, Handler};
+use socket2::SockRef;
+
+use crate::case::{Double, Echo, Served, Stream, ask, on_both};
 use crate::certificates;
-use crate::common::LONG;
+use crate::common::{LONG, ReadOnce};
 
 #[test]
 fn every_byte_comes_back_to_its_connection() {
@@ -150,5 +153,88 @@ fn clients_that_misbehave_disturb_nobody() {
         drop(deaf);
         drop(slow);
         server.wait_for(|counters| counters.live == 1);
+    });
+}
+
+/// How much is sent in one go to a client that reads slowly.
+const MUCH: usize = 400_000;
+
+/// Answers everything with many bytes, and perhaps ends the connection.
+struct Generous {
+    closes: bool,
+}
+
+impl Handler for Generous {
+    fn data(&mut self, connection: &mut Connection<'_>, _: &[u8]) -> io::Result<()> {
+        connection.write(&vec![7; MUCH])?;
+        if self.closes {
+            connection.close();
+        }
+        Ok(())
+    }
+}
+
+/// Reads to the end, slowly. Returns how much came.
+fn read_slowly(stream: &mut Stream) -> usize {
+    let (mut total, mut piece) = (0, [0; 4096]);
+    loop {
+        match stream.read_once(&mut piece).unwrap() {
+            0 => return total,
+            count => total += count,
+        }
+        thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// The kernel would reset a connection that is closed with unread data, and discard what is still to be sent.
+#[test]
+fn a_client_that_sends_on_gets_all_that_was_written_before_the_close() {
+    on_both(|case| {
+        for closes in [true, false] {
+            let server = case.clone().start(move || Generous { closes });
+            let mut stream = server.connect();
+            SockRef::from(stream.socket())
+                .set_recv_buffer_size(4096)
+                .unwrap();
+            stream.write_all(b"request").unwrap();
+            // The answer has begun.
+            stream.read_exact(&mut [0; 1]).unwrap();
+            let ending = if closes {
+                None
+            } else {
+                Some(thread::spawn(move || server.running.shutdown(LONG)))
+            };
+            thread::sleep(Duration::from_millis(30));
+            stream.write_all(b"another one").unwrap();
+            // Answered, too, if it comes before the shutdown.
+            let total = 1 + read_slowly(&mut stream);
+            assert!(total == MUCH || !closes && total == 2 * MUCH, "{total}");
+            stream.close();
+            if let Some(ending) = ending {
+                ending.join().unwrap();
+            }
+        }
+    });
+}
+
+#[test]
+fn a_client_that_never_closes_its_side_is_left_after_a_moment() {
+    on_both(|case| {
+        for idle in [None, Some(Duration::from_millis(200))] {
+            let case = case.clone().with(|server| match idle {
+                Some(limit) => server.idle_timeout(limit),
+                None => server,
+            });
+            let server = case.start(|| Echo);
+            let mut stream = server.connect();
+            stream.write_all(b"close").unwrap();
+            let mut answer = Vec::new();
+            stream.read_to_end(&mut answer).unwrap();
+            assert_eq!(answer, b"bye");
+            let start = Instant::now();
+            let counters = server.wait_for(|counters| counters.live == 0);
+            assert_eq!((counters.errors, counters.timeouts), (0, 0));
+            assert!(idle.is_none() || start.elapsed() < Duration::from_secs(2));
+        }
     });
 }
