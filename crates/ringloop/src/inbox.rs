@@ -13,6 +13,8 @@ use loom::sync::atomic::{AtomicBool, Ordering};
 #[cfg(all(test, ringloop_loom))]
 use loom::sync::{Mutex, MutexGuard};
 use ringloop_driver::Waker;
+
+use crate::panics;
 #[cfg(not(all(test, ringloop_loom)))]
 use std::sync::atomic::{AtomicBool, Ordering};
 #[cfg(not(all(test, ringloop_loom)))]
@@ -139,9 +141,9 @@ impl<T> Mailbox<T> {
         let mut state = self.lock();
         state.closed = true;
         let values = std::mem::take(&mut state.values);
-        // The values' destructors may send, so they run after the lock is released.
+        // The values' destructors may send, so they run after the lock is released. They may panic, too.
         drop(state);
-        drop(values);
+        panics::discard_each(values);
     }
 }
 
@@ -227,6 +229,7 @@ impl<T> std::error::Error for SendError<T> {}
 mod tests {
     use super::*;
     use crate::reactor::{Reactor, ReactorConfig};
+    use std::sync::atomic::AtomicU32;
     use std::thread;
 
     fn reactor() -> Reactor {
@@ -307,6 +310,25 @@ mod tests {
         for thread in threads {
             thread.join().unwrap();
         }
+    }
+
+    /// Of several destructors that panic, the second would end the process if they ran as one.
+    #[test]
+    fn values_whose_destructors_panic_are_dropped_with_the_inbox() {
+        struct Bomb<'a>(&'a AtomicU32);
+        impl Drop for Bomb<'_> {
+            fn drop(&mut self) {
+                self.0.fetch_add(1, Ordering::Relaxed);
+                panic!("a destructor that panics, on purpose");
+            }
+        }
+        let dropped = AtomicU32::new(0);
+        let inbox = Inbox::new(reactor().waker());
+        for _ in 0..3 {
+            inbox.sender().send(Bomb(&dropped)).unwrap();
+        }
+        drop(inbox);
+        assert_eq!(dropped.into_inner(), 3);
     }
 
     #[test]

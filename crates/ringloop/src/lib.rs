@@ -126,7 +126,6 @@ pub mod inbox;
 mod metrics;
 #[cfg(feature = "runtime")]
 pub mod net;
-#[cfg(feature = "runtime")]
 mod panics;
 #[cfg(feature = "runtime")]
 pub mod pool;

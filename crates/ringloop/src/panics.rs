@@ -1,11 +1,11 @@
 //! Panics in the user's code.
 
-use std::any::Any;
 use std::mem;
 use std::panic::{self, AssertUnwindSafe};
 
 /// The message of a panic, if its payload is a string.
-pub(crate) fn message(payload: &(dyn Any + Send)) -> Option<&str> {
+#[cfg(feature = "runtime")]
+pub(crate) fn message(payload: &(dyn std::any::Any + Send)) -> Option<&str> {
     payload
         .downcast_ref::<&str>()
         .copied()
