@@ -22,7 +22,8 @@
 //! The first listener for a signal replaces the signal's default action: SIGTERM no longer ends the process. A handler
 //! that was installed before is still called, before the listeners are told. When the last listener is dropped, the
 //! default action is *not* restored: the signal is ignored, or goes to the former handler, until somebody listens
-//! again. To end the process by the signal after all, call [`restore_default`] and raise the signal again.
+//! again. To end the process by the signal after all, call [`restore_default`] and raise the signal again. Whoever listens
+//! after that call undoes it.
 //!
 //! After fork(2), signals of the child do not reach the parent's listeners.
 
@@ -194,6 +195,7 @@ pub fn signal(kind: SignalKind) -> io::Result<Signal> {
             drop((&writer).write(&1_u64.to_ne_bytes()));
         }
     };
+    sys::undo_restore_default(kind.as_raw())?;
     // SAFETY: the action is called in a signal handler, and makes two system calls that may be made there: getpid(2) and
     // write(2), the latter to a descriptor that it owns. It neither allocates nor locks nor panics. The registry keeps
     // errno, and frees the action only when no handler runs it.
@@ -281,7 +283,8 @@ pub fn ctrl_c() -> impl Future<Output = io::Result<()>> {
     async move { listening?.recv().await }
 }
 
-/// Restores a signal's default action, whoever listens: no listener is notified of it any more.
+/// Restores a signal's default action, whoever listens: no listener is notified of it any more. Listening to the signal
+/// again undoes this, also for the listeners from before.
 ///
 /// For a program that has cleaned up and wants to be ended by the signal, so that its parent sees that.
 ///

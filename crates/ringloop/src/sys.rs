@@ -4,7 +4,11 @@
 #![allow(unsafe_code)]
 
 #[cfg(feature = "runtime")]
+use std::collections::BTreeMap;
+#[cfg(feature = "runtime")]
 use std::io;
+#[cfg(feature = "runtime")]
+use std::mem;
 use std::mem::MaybeUninit;
 #[cfg(feature = "runtime")]
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -12,6 +16,8 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 #[cfg(feature = "runtime")]
 use std::sync::atomic::{AtomicPtr, Ordering};
+#[cfg(feature = "runtime")]
+use std::sync::{Mutex, PoisonError};
 
 #[cfg(feature = "runtime")]
 use socket2::{SockAddr, Socket};
@@ -170,14 +176,59 @@ pub(crate) fn appends(descriptor: BorrowedFd<'_>) -> bool {
     flags >= 0 && flags & libc::O_APPEND != 0
 }
 
-/// Restores a signal's default action, see `signal(2)`.
+/// What [`restore_default`] has taken the place of, by signal.
+#[cfg(feature = "runtime")]
+static REPLACED: Mutex<BTreeMap<i32, libc::sigaction>> = Mutex::new(BTreeMap::new());
+
+/// Restores a signal's default action, see `sigaction(2)`.
 #[cfg(feature = "runtime")]
 pub(crate) fn restore_default(signal: i32) -> io::Result<()> {
-    // SAFETY: SIG_DFL is a constant, not a function of this program.
-    if unsafe { libc::signal(signal, libc::SIG_DFL) } == libc::SIG_ERR {
-        return Err(io::Error::last_os_error());
+    let mut replaced = REPLACED.lock().unwrap_or_else(PoisonError::into_inner);
+    // SAFETY: a sigaction consists of numbers and an optional function, for which all zeroes are valid: the default
+    // action, no flags, and an empty mask.
+    let default: libc::sigaction = unsafe { mem::zeroed() };
+    // SAFETY: the default action is no function of this program.
+    let former = unsafe { exchange_action(signal, Some(&default)) }?;
+    if former.sa_sigaction != libc::SIG_DFL {
+        replaced.insert(signal, former);
     }
     Ok(())
+}
+
+/// Undoes [`restore_default`], unless another action was installed since.
+#[cfg(feature = "runtime")]
+pub(crate) fn undo_restore_default(signal: i32) -> io::Result<()> {
+    let mut replaced = REPLACED.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(former) = replaced.remove(&signal) else {
+        return Ok(());
+    };
+    // SAFETY: changes nothing.
+    let now = unsafe { exchange_action(signal, None) }?;
+    if now.sa_sigaction == libc::SIG_DFL {
+        // SAFETY: it was the signal's action before, so its handler may be called.
+        unsafe { exchange_action(signal, Some(&former)) }?;
+    }
+    Ok(())
+}
+
+/// Sets a signal's action, if one is given, and returns the former one.
+///
+/// # Safety
+/// The action's handler must be one that may be called for the signal at any time, in any thread.
+#[cfg(feature = "runtime")]
+unsafe fn exchange_action(
+    signal: i32,
+    action: Option<&libc::sigaction>,
+) -> io::Result<libc::sigaction> {
+    let mut former = MaybeUninit::<libc::sigaction>::uninit();
+    let action = action.map_or(ptr::null(), ptr::from_ref);
+    // SAFETY: `action` is null or valid for reads, and `former` is valid for writes; both outlive the call. What the
+    // handler does is up to the caller.
+    if unsafe { libc::sigaction(signal, action, former.as_mut_ptr()) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: sigaction returned 0, so it has filled in the whole structure.
+    Ok(unsafe { former.assume_init() })
 }
 
 /// A value that each process creates for itself. After fork(2), a child has none of its parent's threads, and a lock of

@@ -5,13 +5,14 @@ mod common;
 use std::future::poll_fn;
 use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::Command;
+use std::process::{Command, ExitStatus};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc;
 use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
+use ringloop::server::EndSignals;
 use ringloop::signal::{self, Signal, SignalKind, ctrl_c, signal};
 use ringloop::time::{sleep, timeout};
 use ringloop::{Runtime, RuntimeConfig, spawn, yield_now};
@@ -252,7 +253,77 @@ fn a_forked_child_keeps_its_signals_to_itself() {
     });
 }
 
-/// Set for the process that the last test starts.
+#[test]
+fn who_listens_after_the_default_was_restored_hears_again() {
+    on_both(|runtime| {
+        runtime.block_on(async {
+            // Its default action is to do nothing.
+            let kind = SignalKind::window_change();
+            let mut before = signal(kind).unwrap();
+            for _ in 0..3 {
+                signal::restore_default(kind).unwrap();
+                signal::restore_default(kind).unwrap();
+                send(kind);
+                assert!(!is_pending(&mut before).await);
+                let mut after = signal(kind).unwrap();
+                send(kind);
+                received(&mut before).await;
+                received(&mut after).await;
+            }
+        });
+    });
+}
+
+#[test]
+fn a_handler_of_others_stays_although_the_default_was_restored_before() {
+    let kind = own(7);
+    let handler = former as extern "C" fn(i32) as libc::sighandler_t;
+    on_both(|runtime| {
+        runtime.block_on(async {
+            drop(signal(kind).unwrap());
+            signal::restore_default(kind).unwrap();
+            // SAFETY: `former` takes what a handler is passed, and only increments an atomic.
+            assert_eq!(
+                unsafe { libc::signal(kind.as_raw(), handler) },
+                libc::SIG_DFL
+            );
+            let _listener = signal(kind).unwrap();
+            // SAFETY: as above.
+            let installed = unsafe { libc::signal(kind.as_raw(), handler) };
+            assert_eq!(installed, handler);
+        });
+    });
+}
+
+/// Runs one test of this file in a process of its own, on each backend, and returns how that ends.
+fn in_process(test: &str) -> impl Iterator<Item = ExitStatus> {
+    ["auto", "epoll"].into_iter().map(move |backend| {
+        Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", test])
+            .env(CHILD, "1")
+            .env("RINGLOOP_BACKEND", backend)
+            .output()
+            .unwrap()
+            .status
+    })
+}
+
+#[test]
+fn a_server_hears_of_its_end_although_the_default_was_restored_before() {
+    if std::env::var_os(CHILD).is_some() {
+        drop(EndSignals::listen().unwrap());
+        signal::restore_default(SignalKind::terminate()).unwrap();
+        let signals = EndSignals::listen().unwrap();
+        send(SignalKind::terminate());
+        assert_eq!(signals.wait().number(), libc::SIGTERM);
+        return;
+    }
+    for status in in_process("a_server_hears_of_its_end_although_the_default_was_restored_before") {
+        assert!(status.success(), "{status}");
+    }
+}
+
+/// Set for the processes that these tests start.
 const CHILD: &str = "RINGLOOP_SIGNAL_CHILD";
 
 #[test]
@@ -269,14 +340,7 @@ fn a_process_may_end_by_the_signal_after_all() {
         send(SignalKind::terminate());
         unreachable!("SIGTERM ends the process");
     }
-    for backend in ["auto", "epoll"] {
-        let status = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "a_process_may_end_by_the_signal_after_all"])
-            .env(CHILD, "1")
-            .env("RINGLOOP_BACKEND", backend)
-            .output()
-            .unwrap()
-            .status;
+    for status in in_process("a_process_may_end_by_the_signal_after_all") {
         assert_eq!(status.signal(), Some(libc::SIGTERM), "{status}");
     }
 }

@@ -10,6 +10,8 @@ use signal_hook::flag;
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::signal_name;
 
+use crate::sys;
+
 /// A signal that asks the process to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Signal(i32);
@@ -94,6 +96,9 @@ impl EndSignals {
     /// Returns the errors of sigaction(2).
     pub fn listen() -> io::Result<Self> {
         let mut listeners = lock();
+        for signal in [SIGINT, SIGTERM] {
+            sys::undo_restore_default(signal)?;
+        }
         let listeners = match &mut *listeners {
             Some(listeners) => listeners,
             none => none.insert(Listeners::new()?),
