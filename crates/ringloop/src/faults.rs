@@ -6,14 +6,17 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Waker};
+use std::time::Duration;
 
 use bytes::Bytes;
 use ringloop_driver::{Driver, Fault, Readiness, SENT_BY_COPY, SENT_WITHOUT_COPY, Script, Step};
 
+use crate::busy_poll::BusyPoll;
 use crate::fs::File;
 use crate::net::{TcpListener, TcpStream};
 use crate::reactor::Reactor;
 use crate::runtime::{Runtime, RuntimeConfig, yield_now};
+use crate::time::sleep;
 
 use Step::{Complete, CompletePath, Late, Overflow, Ready};
 
@@ -35,6 +38,18 @@ fn planned() -> Runtime {
     script.plan(|_| Fault::default());
     let reactor = Reactor::with_driver(Driver::scripted(script).unwrap());
     Runtime::with_reactor(&RuntimeConfig::default(), reactor).unwrap()
+}
+
+/// The kernel may be out of memory for a moment.
+#[test]
+fn a_flush_that_is_refused_while_polling_busily_ends_no_runtime() {
+    let script = Script::new();
+    let mut reactor = Reactor::with_driver(Driver::scripted(script.clone()).unwrap());
+    reactor.set_busy_poll(BusyPoll::Fixed(Duration::from_micros(50)));
+    let mut runtime = Runtime::with_reactor(&RuntimeConfig::default(), reactor).unwrap();
+    script.refuse_flush();
+    runtime.block_on(sleep(Duration::from_millis(1)));
+    check(&script, &mut runtime, 0);
 }
 
 /// Checks that the script is over, and that nothing but this many watches is left.

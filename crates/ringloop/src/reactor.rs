@@ -275,7 +275,11 @@ impl Reactor {
         let events_before = events.len();
         let wakes_before = self.driver.counters().wakes;
         // Queued submissions must reach the kernel first, because peeking at memory submits nothing.
-        self.driver.flush()?;
+        match self.driver.flush() {
+            // The kernel accepts nothing at the moment, so nothing would arrive here. The wait tries again.
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => return Ok(Spun::Nothing),
+            flushed => flushed?,
+        }
         loop {
             let mut unknown = false;
             for _ in 0..PEEKS_PER_CLOCK_READ {
