@@ -25,7 +25,7 @@ use crate::task::{self, JoinHandle, Tasks};
 use crate::timers::Timers;
 use crate::trace;
 pub(crate) use remote::{Message, Orphan, Remote};
-pub(crate) use sources::{InFlight, Kind, Lent, Sources, Watched};
+pub(crate) use sources::{Asked, InFlight, Kind, Lent, Sources, Watched};
 pub(crate) use waiters::{Seat, Waiting};
 
 /// How many operations a task may do in one poll before it must let others run.

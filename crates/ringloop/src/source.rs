@@ -17,7 +17,7 @@ use std::task::{Context, Poll, ready};
 
 use ringloop_driver::{Interest, Mode, Token};
 
-pub(crate) use crate::shared::{Lent, Seat, Waiting, reclaiming};
+pub(crate) use crate::shared::{Asked, Lent, Seat, Waiting, reclaiming};
 use crate::shared::{Kind, Shared, Watched, elsewhere};
 use crate::sys;
 pub(crate) use operation::Operation;
@@ -96,7 +96,7 @@ impl Watch {
             match self.shared.io_counters.call(read) {
                 Ok((result, drained)) => {
                     watched.has_moved.set(true);
-                    watched.is_rechecked.set(false);
+                    watched.reads.set(watched.reads.get().wrapping_add(1));
                     if drained && !watched.short_reads_leave.get() {
                         watched.readable.set(false);
                     }
@@ -199,9 +199,9 @@ impl<S: AsFd + Into<OwnedFd>> Source<S> {
     }
 
     /// See [`Recheck::poll`].
-    pub(crate) fn poll_rechecked(&self, context: &mut Context<'_>) -> Poll<()> {
+    pub(crate) fn poll_rechecked(&self, context: &mut Context<'_>, asked: &mut Asked) -> Poll<()> {
         ready!(self.watch.shared.poll_budget(context));
-        self.watch.watched.poll_rechecked(context)
+        self.watch.watched.poll_rechecked(context, asked)
     }
 
     /// Makes a system call that reads or writes, without waiting for readiness.
@@ -400,14 +400,14 @@ impl Activity {
 pub(crate) struct Recheck(Weak<Watched>);
 
 impl Recheck {
-    /// Ready when everything that had arrived by the first poll was read, if somebody reads; or when the source is
-    /// gone. If the reading task has used up its budget, it has not read on, and this waits.
-    pub(crate) fn poll(&self, context: &mut Context<'_>) -> Poll<()> {
+    /// Ready when everything that had arrived by the first poll with `asked` was read, if somebody reads; or when the
+    /// source is gone. If the reading task has used up its budget, it has not read on, and this waits.
+    pub(crate) fn poll(&self, context: &mut Context<'_>, asked: &mut Asked) -> Poll<()> {
         if let Some(shared) = Shared::try_current() {
             ready!(shared.poll_budget(context));
         }
         match self.0.upgrade() {
-            Some(watched) => watched.poll_rechecked(context),
+            Some(watched) => watched.poll_rechecked(context, asked),
             None => Poll::Ready(()),
         }
     }

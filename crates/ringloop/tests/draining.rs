@@ -10,6 +10,7 @@ use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::AsRawFd;
 use std::pin::pin;
+use std::rc::Rc;
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -179,6 +180,40 @@ fn a_function_whose_reader_is_a_task_of_its_own_sees_what_has_come() {
                 });
                 client.draining().await;
                 reading.abort();
+                Ok(())
+            })
+            .unwrap();
+        let stream = connect(&running);
+        answers(running, &stream, &stream);
+    });
+}
+
+/// Each of several tasks that wait for the end could cut off the one that reads.
+#[test]
+fn several_who_wait_for_the_end_let_the_reader_see_what_has_come() {
+    on_both(4096, |server| {
+        let running = server
+            .start_with(|stream, client| async move {
+                let (mut reader, mut writer) = stream.into_split();
+                let reading = Rc::new(ringloop::spawn(async move {
+                    loop {
+                        let (count, filled) = reader.read(Vec::with_capacity(16)).await;
+                        if count? == 0 {
+                            return io::Result::Ok(());
+                        }
+                        writer.write_all(&filled[..]).await.0?;
+                    }
+                }));
+                let waiting = [(); 3].map(|()| {
+                    let (client, reading) = (client.clone(), Rc::clone(&reading));
+                    ringloop::spawn(async move {
+                        client.draining().await;
+                        reading.abort();
+                    })
+                });
+                for waiting in waiting {
+                    waiting.await.unwrap();
+                }
                 Ok(())
             })
             .unwrap();

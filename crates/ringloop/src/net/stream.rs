@@ -16,7 +16,7 @@ use socket2::{SockAddr, Socket};
 
 use super::buffer::{ReadBuffer, spare};
 use crate::sealed::{INTERNAL, Internal};
-use crate::source::{Activity, Lent, Operation, Recheck, Seat, Source, Waiting};
+use crate::source::{Activity, Asked, Lent, Operation, Recheck, Seat, Source, Waiting};
 use crate::sys;
 
 /// The maximum number of pieces of one vectored write. The kernel would take 1024.
@@ -238,8 +238,8 @@ impl Core {
     }
 
     /// See [`Recheck::poll`].
-    pub(crate) fn poll_rechecked(&self, context: &mut Context<'_>) -> Poll<()> {
-        self.source.poll_rechecked(context)
+    pub(crate) fn poll_rechecked(&self, context: &mut Context<'_>, asked: &mut Asked) -> Poll<()> {
+        self.source.poll_rechecked(context, asked)
     }
 
     pub(crate) async fn write<B: Buf>(&self, mut buffer: B) -> (io::Result<usize>, B) {

@@ -19,6 +19,7 @@ use super::idle::Idle;
 use super::wire::Wire;
 use crate::net::stream::HasCore;
 use crate::sealed::INTERNAL;
+use crate::source::Asked;
 use crate::time::{Elapsed, Sleep, sleep};
 use crate::trace;
 
@@ -36,6 +37,7 @@ pub(super) struct Conversation<H, W: Wire> {
     /// The handler has been told that the server drains.
     is_told: bool,
     draining: Listener,
+    asked: Asked,
     idle: Option<Box<Idle>>,
     /// The end of the time that the peer has to close its side, too.
     lingering: Option<Box<Sleep>>,
@@ -64,6 +66,7 @@ impl<H: Handler, W: Wire> Conversation<H, W> {
             is_closing: false,
             is_told: false,
             draining,
+            asked: Asked::default(),
             idle,
             lingering: None,
             counters,
@@ -115,7 +118,8 @@ impl<H: Handler, W: Wire> Conversation<H, W> {
                 Poll::Pending => {
                     if self.draining.has_begun(context) && !self.is_told {
                         // No data is known to wait, but some may have arrived unnoticed.
-                        ready!(self.wire.socket(INTERNAL).core().poll_rechecked(context));
+                        let core = self.wire.socket(INTERNAL).core();
+                        ready!(core.poll_rechecked(context, &mut self.asked));
                         self.is_told = true;
                         self.call(Handler::draining)?;
                     } else {

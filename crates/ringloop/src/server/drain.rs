@@ -10,7 +10,7 @@ use std::task::{Context, Poll, Waker, ready};
 use slab::Slab;
 
 use crate::panics;
-use crate::source::Recheck;
+use crate::source::{Asked, Recheck};
 
 /// Whether a worker's connections have been asked to end, and who wants to know.
 #[derive(Debug, Default)]
@@ -98,6 +98,7 @@ impl Drop for Listener {
 pub struct Draining {
     listener: Listener,
     connection: Recheck,
+    asked: Asked,
 }
 
 impl Draining {
@@ -105,6 +106,7 @@ impl Draining {
         Self {
             listener: Listener::new(drain),
             connection,
+            asked: Asked::default(),
         }
     }
 }
@@ -113,8 +115,9 @@ impl Future for Draining {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        ready!(self.listener.poll(context));
-        self.connection.poll(context)
+        let this = &mut *self;
+        ready!(this.listener.poll(context));
+        this.connection.poll(context, &mut this.asked)
     }
 }
 

@@ -70,12 +70,15 @@ pub(crate) struct Watched {
     pub(crate) short_reads_leave: Cell<bool>,
     /// Whether bytes have moved since this was last asked.
     pub(crate) has_moved: Cell<bool>,
-    /// Whether a read has been requested by [`poll_rechecked`](Self::poll_rechecked) since a read last brought
-    /// something.
-    pub(crate) is_rechecked: Cell<bool>,
+    /// Counts the reads that brought something, for [`poll_rechecked`](Self::poll_rechecked).
+    pub(crate) reads: Cell<u32>,
     pub(crate) reader: Waiters,
     pub(crate) writer: Waiters,
 }
+
+/// Whether one of those who may request a read has done so, and how many reads had brought something by then.
+#[derive(Debug, Default)]
+pub(crate) struct Asked(Option<u32>);
 
 /// How long to wait for the kernel to release operations of a runtime that does not run.
 const RECALL_MAX: Duration = Duration::from_secs(1);
@@ -334,10 +337,11 @@ impl Watched {
         }
     }
 
-    /// Ready if a read was tried since a read last brought something; data may have arrived that was not reported yet.
-    /// Otherwise wakes the reader and this task. If nobody reads, this takes one turn.
-    pub(crate) fn poll_rechecked(&self, context: &mut Context<'_>) -> Poll<()> {
-        if self.is_rechecked.replace(true) {
+    /// Ready if a read was tried since whoever has `asked` did so, and brought nothing; data may have arrived that was not
+    /// reported yet. Otherwise wakes the reader and this task. If nobody reads, this takes one turn.
+    pub(crate) fn poll_rechecked(&self, context: &mut Context<'_>, asked: &mut Asked) -> Poll<()> {
+        let reads = self.reads.get();
+        if asked.0.replace(reads) == Some(reads) {
             return Poll::Ready(());
         }
         self.readable.set(true);
