@@ -2,10 +2,12 @@
 
 mod common;
 
+use std::ffi::OsStr;
 use std::io::{self, Write};
 use std::net::Shutdown;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -585,6 +587,59 @@ fn nobody_gets_what_is_sent_to_an_unnamed_socket() {
             let listener = UnixListener::bind(&from).unwrap();
             let chosen = listener.local_addr().unwrap();
             assert_eq!(chosen.as_abstract_name().map(<[u8]>::len), Some(5));
+        });
+    });
+}
+
+/// Binds a socket to a path of 108 bytes, which the standard library refuses to do.
+fn bind_to_longest(socket: &impl AsFd, folder: &Folder) {
+    let mut path = folder.0.as_os_str().as_bytes().to_vec();
+    path.push(b'/');
+    // SAFETY: an address consists of numbers, for which all zeroes are valid.
+    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    path.resize(address.sun_path.len(), b'x');
+    drop(std::fs::remove_file(OsStr::from_bytes(&path)));
+    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    for (to, from) in address.sun_path.iter_mut().zip(path) {
+        *to = from as libc::c_char;
+    }
+    let length = size_of_val(&address) as libc::socklen_t;
+    let fd = socket.as_fd().as_raw_fd();
+    // SAFETY: the address is valid for reads of its length, and outlives the call.
+    let result = unsafe { libc::bind(fd, (&raw const address).cast(), length) };
+    assert_eq!(result, 0, "{}", io::Error::last_os_error());
+}
+
+#[test]
+fn a_peer_at_the_longest_path_loses_nothing() {
+    let folder = Folder::new("longest");
+    on_both(|runtime| {
+        runtime.block_on(async {
+            let address = name("longest");
+            let listener = UnixListener::bind(&address).unwrap();
+            let near =
+                socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::STREAM, None).unwrap();
+            bind_to_longest(&near, &folder);
+            near.connect(&socket2::SockAddr::unix(&address).unwrap())
+                .unwrap();
+            near.send(b"hello").unwrap();
+            let (mut far, peer) = listener.accept().await.unwrap();
+            assert!(peer.is_unnamed() && far.peer_addr().unwrap().is_unnamed());
+            assert_eq!(far.read(Vec::with_capacity(8)).await.1, b"hello");
+
+            let receiver = UnixDatagram::bind(name("longest-datagram")).unwrap();
+            let sender = UnixDatagram::unbound().unwrap();
+            bind_to_longest(&sender, &folder);
+            for text in [b"one", b"two"] {
+                let to = receiver.local_addr().unwrap();
+                sender.send_to(&text[..], to).await.0.unwrap();
+            }
+            let (result, bytes) = receiver.recv_from(Vec::with_capacity(8)).await;
+            let (count, from) = result.unwrap();
+            assert_eq!((count, &bytes[..]), (3, &b"one"[..]));
+            assert!(from.is_unnamed());
+            let mut bytes = Vec::with_capacity(8);
+            assert_eq!(receiver.try_recv_from(&mut bytes).unwrap().0, 3);
         });
     });
 }

@@ -113,12 +113,15 @@ fn to_kernel(address: &SocketAddr) -> io::Result<SockAddr> {
     SockAddr::unix(OsStr::from_bytes(&name))
 }
 
-/// Converts an address from the kernel. It is unnamed if the socket was not bound.
+/// Converts an address from the kernel. It is unnamed if the socket was not bound. A path of 108 bytes, which leaves no room
+/// for a zero byte at its end, can be bound but not be converted; it counts as unnamed, too, because a connection or a
+/// datagram must not be lost for it.
 fn from_kernel(address: &SockAddr) -> io::Result<SocketAddr> {
     if let Some(name) = address.as_abstract_namespace() {
         return SocketAddr::from_abstract_name(name);
     }
-    SocketAddr::from_pathname(address.as_pathname().unwrap_or(Path::new("")))
+    let path = address.as_pathname().unwrap_or(Path::new(""));
+    SocketAddr::from_pathname(path).or_else(|_| SocketAddr::from_pathname(""))
 }
 
 fn socket(kind: Type) -> io::Result<Socket> {
@@ -184,7 +187,8 @@ impl UnixListener {
         from_kernel(&self.acceptor.socket().local_addr()?)
     }
 
-    /// Waits for a connection.
+    /// Waits for a connection. The address is the peer's; it is unnamed if the peer was not bound, or was bound to a path
+    /// of 108 bytes, the longest one.
     ///
     /// Dropping the future does not lose a connection. Any number of tasks may wait at once.
     ///
