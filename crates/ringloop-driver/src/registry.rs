@@ -83,6 +83,12 @@ pub(crate) fn event_of(reported: libc::epoll_event) -> Option<(Event, bool)> {
 ///
 /// The registry keeps no table. A descriptor has one registration at a time, the latest one, and only that may be
 /// changed or dropped. Clones share one epoll set.
+///
+/// Do not register a descriptor that the driver uses, for a [`watch`](crate::Driver::watch) or an
+/// [operation](crate::Driver::submit), and do not give a registered one to the driver. The epoll backend has one epoll
+/// set for all of them, so whichever comes later takes the other's place: a watch then reports nothing more, and an
+/// operation may never end, unless it is cancelled. This is not detected. On `io_uring`, both report. To have both on
+/// each backend, duplicate the descriptor (dup(2)).
 #[derive(Clone, Debug)]
 pub struct Registry {
     shared: Arc<Shared>,
@@ -120,6 +126,7 @@ impl Registry {
     }
 
     /// Reports when `fd` is ready. An earlier registration of the same descriptor is replaced and reports nothing more.
+    /// The driver must not use the descriptor for anything else, see [`Registry`].
     ///
     /// It takes a number, for the reasons that [`Driver::watch`](crate::Driver::watch) gives.
     ///
