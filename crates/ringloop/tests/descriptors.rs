@@ -8,11 +8,13 @@ use std::net::{SocketAddr, TcpListener as Plain, TcpStream as PlainStream};
 use std::os::fd::{AsFd, AsRawFd};
 use std::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use bytes::Bytes;
 use ringloop::net::{TcpListener, TcpStream, UdpSocket, UnixDatagram, UnixListener, UnixStream};
 use ringloop::signal::{SignalKind, signal};
-use ringloop::yield_now;
+use ringloop::time::{sleep, timeout};
+use ringloop::{spawn, yield_now};
 use socket2::SockRef;
 
 use common::{LONG, on_both, poll_times, tcp};
@@ -261,6 +263,31 @@ fn a_descriptor_is_free_as_soon_as_its_socket_is_dropped() {
                 use_all().await;
                 drop(ringloop::fs::File::open("/dev/null").await.unwrap());
             }
+        });
+    });
+}
+
+#[test]
+fn a_datagram_waits_for_room_even_if_no_descriptor_is_free() {
+    let _alone = alone();
+    on_both(|runtime| {
+        runtime.block_on(async {
+            let name = format!("\0ringloop-scarce-{}", std::process::id());
+            let receiver = UnixDatagram::bind(&name).unwrap();
+            let sender = UnixDatagram::unbound().unwrap();
+            let mut queued = 0;
+            while sender.try_send_to(b"filler", &name).is_ok() {
+                queued += 1;
+            }
+            let _limit = Limit::new(0);
+            let sending = spawn(async move { sender.send_to(&b"late"[..], name).await.0 });
+            sleep(Duration::from_millis(5)).await;
+            assert!(!sending.is_finished());
+            for _ in 0..=queued {
+                let receiving = receiver.recv(Vec::with_capacity(8));
+                timeout(LONG, receiving).await.unwrap().0.unwrap();
+            }
+            assert_eq!(sending.await.unwrap().unwrap(), 4);
         });
     });
 }

@@ -465,9 +465,17 @@ impl UnixDatagram {
 
 /// Waits until a receiver has room. The kernel reports that only to sockets that are connected to it, so this connects
 /// one. If the receiver has room, either our own send buffer is full, and the caller waits for that event, too; or the
-/// room has just become free, and there is no event.
+/// room has just become free, and there is no event. If there are no descriptors or no memory for it, it just takes a
+/// moment.
 async fn room_at(address: &SockAddr) -> io::Result<()> {
-    let probe = socket(Type::DGRAM)?;
+    let probe = match socket(Type::DGRAM) {
+        Ok(probe) => probe,
+        Err(error) if is_scarcity(&error) => {
+            sleep(ROOM_WAIT).await;
+            return Ok(());
+        }
+        Err(error) => return Err(error),
+    };
     probe.connect(address)?;
     if sys::is_writable_now(probe.as_fd())? {
         sleep(ROOM_WAIT).await;
@@ -475,6 +483,14 @@ async fn room_at(address: &SockAddr) -> io::Result<()> {
         Source::new(probe, Interest::WRITE)?.writable().await?;
     }
     Ok(())
+}
+
+/// Whether a socket could not be created because there are too many, here or in the system.
+fn is_scarcity(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)
+    )
 }
 
 datagram_socket! {
