@@ -179,6 +179,23 @@ mod tokio_io {
     }
 
     #[test]
+    fn what_is_behind_many_empty_slices_is_written() {
+        on_both(|runtime| {
+            runtime.block_on(async {
+                let (mut near, far) = tcp().await;
+                for empty in [0, 63, 64, 3000] {
+                    let mut pieces = vec![IoSlice::new(&[]); empty];
+                    pieces.push(IoSlice::new(b"x"));
+                    assert_eq!(near.write_vectored(&pieces).await.unwrap(), 1, "{empty}");
+                }
+                let none = [IoSlice::new(&[]); 100];
+                assert_eq!(near.write_vectored(&none).await.unwrap(), 0);
+                drop(far);
+            });
+        });
+    }
+
+    #[test]
     fn every_future_may_be_dropped_after_any_poll() {
         on_both(|runtime| {
             runtime.block_on(async {

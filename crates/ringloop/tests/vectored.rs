@@ -98,3 +98,19 @@ fn a_read_that_is_dropped_takes_nothing() {
         drop(writer);
     });
 }
+
+#[test]
+fn room_behind_many_slices_without_any_is_used() {
+    on_tcp_and_unix!(near, far => {
+        near.write_all(&b"behind"[..]).await.0.unwrap();
+        for empty in [1, 1023, 1024, 3000] {
+            let mut room = [0; 1];
+            let mut buffers: Vec<_> = (0..empty).map(|_| IoSliceMut::new(&mut [])).collect();
+            buffers.push(IoSliceMut::new(&mut room));
+            assert_eq!(far.read_vectored(&mut buffers).await.unwrap(), 1, "{empty}");
+        }
+        let mut none: Vec<_> = (0..2000).map(|_| IoSliceMut::new(&mut [])).collect();
+        assert_eq!(far.read_vectored(&mut none).await.unwrap(), 0);
+        assert_eq!(far.read(Vec::with_capacity(8)).await.1, b"nd");
+    });
+}

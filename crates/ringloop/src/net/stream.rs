@@ -154,8 +154,11 @@ impl Core {
     }
 
     pub(crate) async fn read_vectored(&self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-        let count = buffers.len().min(libc::UIO_MAXIOV as usize);
-        let buffers = &mut buffers[..count];
+        // The kernel takes a limited number, and those at the beginning may have no room.
+        let empty = buffers.iter().take_while(|buffer| buffer.is_empty());
+        let begin = empty.count();
+        let end = buffers.len().min(begin + libc::UIO_MAXIOV as usize);
+        let buffers = &mut buffers[begin..end];
         let room: usize = buffers.iter().map(|buffer| buffer.len()).sum();
         if room == 0 {
             return Ok(0);
@@ -402,7 +405,9 @@ impl Core {
         context: &mut Context<'_>,
         pieces: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let pieces = &pieces[..pieces.len().min(PIECES_MAX)];
+        let begin = pieces.iter().take_while(|piece| piece.is_empty()).count();
+        let end = pieces.len().min(begin + PIECES_MAX);
+        let pieces = &pieces[begin..end];
         let wanted: usize = pieces.iter().map(|piece| piece.len()).sum();
         self.source.poll_write(context, &Seat::alone(), |socket| {
             let count = socket.send_vectored_with_flags(pieces, libc::MSG_NOSIGNAL)?;
