@@ -5,6 +5,7 @@ use std::future::Future;
 use std::io;
 use std::mem;
 use std::panic;
+use std::process;
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
@@ -89,6 +90,8 @@ impl PoolConfig {
 #[must_use = "a pool ends, with its tasks, when this is dropped"]
 pub struct Pool {
     workers: Vec<Worker>,
+    /// The process that has the workers' threads.
+    process: u32,
 }
 
 struct Worker {
@@ -127,6 +130,7 @@ impl Pool {
         let cpus = affinity::usable_cpus()?;
         let mut pool = Self {
             workers: Vec::with_capacity(workers),
+            process: process::id(),
         };
         for index in 0..workers {
             let cpu = config.pin.then(|| cpus[index % cpus.len()]);
@@ -220,6 +224,8 @@ impl Pool {
     /// progress has returned. If a task never returns or waits, neither does this. Each worker then drops its
     /// [`Runtime`], which may take a second. Dropping the pool does the same, without patience.
     ///
+    /// In a child after fork(2), both do nothing: the workers are the parent's.
+    ///
     /// # Panics
     /// If a worker has panicked, because the kernel refused to wait, its panic continues here when all workers have ended.
     ///
@@ -246,6 +252,11 @@ impl Pool {
         let workers = mem::take(&mut self.workers);
         if workers.is_empty() {
             return;
+        }
+        if self.process != process::id() {
+            // In a child after fork(2), where these threads do not exist. Even dropping a sender could take a lock that one
+            // of them held.
+            return mem::forget(workers);
         }
         trace::shutting_down(workers.len(), patience);
         for worker in &workers {

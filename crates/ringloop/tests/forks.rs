@@ -9,10 +9,10 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
-use common::{backends, config, in_child, on_both, tcp};
+use common::{LONG, backends, config, in_child, on_both, pool_config, tcp};
 use ringloop::fs::File;
 use ringloop::net::UnixStream;
-use ringloop::{BusyPoll, Reactor, ReactorConfig};
+use ringloop::{BusyPoll, Pool, Reactor, ReactorConfig};
 
 fn is_open(descriptor: RawFd) -> bool {
     // SAFETY: F_GETFD accesses no memory and changes nothing.
@@ -113,5 +113,24 @@ fn a_child_that_drops_a_send_does_not_shut_down_the_connection() {
             sent.unwrap();
             assert!(received == bytes);
         });
+    }
+}
+
+#[test]
+fn a_child_may_drop_its_parents_pool() {
+    for backend in backends() {
+        let mut pools = [(); 2].map(|()| Pool::new(2, &pool_config(backend)).ok());
+        in_child(|| {
+            let [first, second] = &mut pools;
+            drop(first.take());
+            second.take().unwrap().shutdown(LONG);
+            true
+        });
+        let pool = pools[0].take().unwrap();
+        let task = pool.spawn_on(1, || async { 7 });
+        let result = ringloop::Runtime::new(&config(backend))
+            .unwrap()
+            .block_on(task);
+        assert_eq!(result.unwrap(), 7);
     }
 }
