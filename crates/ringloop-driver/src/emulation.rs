@@ -159,7 +159,8 @@ pub(crate) fn read(
 ) -> io::Result<usize> {
     match sys::read(fd, room, offset, Waiting::Forbidden) {
         Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
-            if sys::poll_now(fd, libc::POLLIN)? == 0 {
+            // A read that does not wait knows more than a poll: a FIFO that never had a writer is at its end.
+            if !sys::is_nonblocking(fd)? && sys::poll_now(fd, libc::POLLIN)? == 0 {
                 return Err(io::Error::from_raw_os_error(libc::EAGAIN));
             }
             sys::read(fd, room, offset, Waiting::Allowed)

@@ -6,6 +6,7 @@ use std::io::{self, SeekFrom, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use ringloop::fs::{self, File, OpenOptions};
 use ringloop::time::{sleep, timeout};
@@ -47,7 +48,7 @@ fn descriptors_of(path: &Path) -> usize {
 async fn until_zero(count: impl Fn() -> usize) {
     timeout(LONG, async {
         while count() > 0 {
-            sleep(std::time::Duration::from_micros(200)).await;
+            sleep(Duration::from_micros(200)).await;
         }
     })
     .await
@@ -334,7 +335,7 @@ fn metadata_is_what_the_standard_library_says() {
     let folder = Folder::new("metadata");
     let path = folder.file("file");
     std::fs::write(&path, "12345").unwrap();
-    let old = std::time::UNIX_EPOCH - std::time::Duration::from_millis(1500);
+    let old = std::time::UNIX_EPOCH - Duration::from_millis(1500);
     std::fs::File::options()
         .write(true)
         .open(&path)
@@ -467,7 +468,7 @@ fn drain(runtime: &mut Runtime) {
     let start = std::time::Instant::now();
     while operations(runtime) > 0 {
         assert!(start.elapsed() < LONG, "operations do not end");
-        runtime.block_on(sleep(std::time::Duration::from_micros(200)));
+        runtime.block_on(sleep(Duration::from_micros(200)));
     }
     runtime.block_on(yield_now());
 }
@@ -607,5 +608,36 @@ fn a_file_is_not_closed_under_an_operation() {
         drain(runtime);
         let error = writer.write_all(b"nobody").unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
+    });
+}
+
+#[test]
+fn a_fifo_without_a_writer_is_waited_for_or_at_its_end() {
+    let folder = Folder::new("fifo");
+    on_both(|runtime| {
+        let path = folder.file("fifo");
+        drop(std::fs::remove_file(&path));
+        let name = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+        // SAFETY: the path is a terminated string, which outlives the call.
+        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+        runtime.block_on(async {
+            let options = OpenOptions::new().read(true);
+            let mut reader = options
+                .custom_flags(libc::O_NONBLOCK)
+                .open(&path)
+                .await
+                .unwrap();
+            let reading = reader.read(Vec::with_capacity(8));
+            assert_eq!(timeout(LONG, reading).await.unwrap().0.unwrap(), 0);
+
+            let mut reader = OpenOptions::new().read(true).open(&path).await.unwrap();
+            let reading = spawn(async move { reader.read(Vec::with_capacity(8)).await });
+            sleep(Duration::from_millis(5)).await;
+            assert!(!reading.is_finished());
+            let mut writer = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+            writer.write_all(b"hello").unwrap();
+            let (count, bytes) = timeout(LONG, reading).await.unwrap().unwrap();
+            assert_eq!((count.unwrap(), &bytes[..]), (5, &b"hello"[..]));
+        });
     });
 }

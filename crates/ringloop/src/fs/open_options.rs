@@ -119,8 +119,9 @@ impl OpenOptions {
 
     /// Opens a file.
     ///
-    /// Opening a FIFO does not wait for the other end. If nobody has it open for writing, a reader is at the end at
-    /// once; if nobody reads, opening it for writing fails with `ENXIO` (fifo(7)). Open it for both to avoid that.
+    /// Opening a FIFO does not wait for the other end. If nobody has opened it for writing yet, reading waits for that;
+    /// with `O_NONBLOCK` among the [flags](Self::custom_flags), a reader is at the end at once. If nobody reads, opening
+    /// it for writing fails with `ENXIO` (fifo(7)). Open it for both to avoid that.
     ///
     /// # Errors
     /// Returns the errors of open(2), and `InvalidInput` for options that contradict one another.
