@@ -1,6 +1,7 @@
 """Files that are not on a disk: those of /proc and /sys, pipes, terminals. As the builtin `open` reads and writes them."""
 
 import asyncio
+import errno
 import os
 import pathlib
 import socket
@@ -151,5 +152,105 @@ def test_a_pipe_that_does_not_block_takes_what_it_has_room_for(run):
         async with files.open(near, "rb", 0), files.open(far, "wb", 0) as file:
             assert 0 < await file.write(b"x" * 1_000_000) < 1_000_000
             assert await file.write(b"x" * 1_000_000) is None
+
+    run(main())
+
+
+PARTS = [b"one\ntwo", b"", b"three\n", b"", b"\r\n\r_", b"x" * 9000, "gr\u00fc\u00dfe".encode()]
+TEXT_CALLS = [("read", 50), ("read", 9000), ("readline",), ("readline", 2), ("readlines",), ("readlines", 4)]
+BINARY_CALLS = [*TEXT_CALLS, ("read",), ("read1", 5), ("read1",), ("peek",), ("readinto", 5), ("readinto1", 9000)]
+
+
+def called(file, name, *arguments):
+    """Call a method of a file, or return what is to be awaited."""
+    if name.startswith("readinto"):
+        arguments = [bytearray(*arguments)]
+    return getattr(file, name)(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("mode", "call"),
+    [*(("r", call) for call in TEXT_CALLS), *(("rb", call) for call in BINARY_CALLS)],
+    ids=str,
+)
+def test_what_has_arrived_at_a_descriptor_that_does_not_block_is_read_as_by_open(run, mode, call):
+    blocking, awaited = [os.pipe2(os.O_NONBLOCK) for _ in range(2)]
+
+    async def main():
+        with open(blocking[0], mode) as model:
+            async with files.open(awaited[0], mode) as file:
+                for part in PARTS:
+                    for _, far in (blocking, awaited):
+                        os.write(far, part)
+                    for _ in range(3):
+                        assert await called(file, *call) == called(model, *call), part
+                for _, far in (blocking, awaited):
+                    os.close(far)
+                assert await file.read() == model.read()
+
+    run(main())
+
+
+@pytest.mark.parametrize("call", [("read", 50), ("read",), ("readline",), ("readlines",)], ids=str)
+def test_text_that_arrives_in_parts_is_decoded_as_a_whole(run, call):
+    near, far = os.pipe2(os.O_NONBLOCK)
+    found = []
+
+    async def main():
+        async with files.open(near) as file:
+            for part in (b"gr\xc3", b"", b"\xbc\xc3", b"\x9fe\r", b"", b"\nline"):
+                os.write(far, part)
+                found.append("".join(await called(file, *call)))
+            os.write(far, b" and more\r")
+            found.append(await file.read())
+            os.write(far, b"\xc3")
+            os.close(far)
+            with pytest.raises(UnicodeDecodeError):
+                await file.read()
+
+    run(main())
+    # Who reads a line gets its end by itself.
+    assert found[:5] == ["gr", "", "ü", "ße", ""]
+    assert "".join(found) == "grüße\nline and more"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "call"),
+    [
+        # An unbuffered file reads once if it is told how much.
+        *((("rb", 0), call) for call in [("read",), ("readline",), ("readlines",)]),
+        *((arguments, ("read", 50)) for arguments in [("r",), ("rb",)]),
+        *((arguments, call) for arguments in [("r",), ("rb",)] for call in [("read",), ("readline",), ("readlines",)]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "failed"), asyncio.CancelledError()], ids=["error", "cancelled"])
+def test_a_call_that_fails_in_the_middle_has_read_nothing(run, monkeypatch, arguments, call, error):
+    near, far = pipe()
+    os.write(far, b"one\ntwo")
+    os.close(far)
+
+    async def main():
+        async with files.open(near, *arguments) as file:
+            slow(file)
+            kind = type(file._descriptor)
+            read = kind.read
+
+            async def fails_at_the_end(descriptor, size):
+                data = await read(descriptor, size)
+                if not data:
+                    raise error
+                return data
+
+            if call == ("readline",):
+                assert len(await file.readline()) == 4
+            with monkeypatch.context() as patch:
+                patch.setattr(kind, "read", fails_at_the_end)
+                with pytest.raises(type(error)):
+                    await called(file, *call)
+            rest = await file.read()
+            assert (rest if isinstance(rest, str) else rest.decode()) == (
+                "two" if call == ("readline",) else "one\ntwo"
+            )
 
     run(main())

@@ -241,12 +241,32 @@ class File(Generic[_AnyStr]):
         limit = to_size(hint)
         lines: list[_AnyStr] = []
         total = 0
-        while line := await self.readline():
-            lines.append(line)
-            total += len(line)
-            if 0 < limit < total:
-                break
+        async with self._lock:
+            note = self._begin_lines()
+            try:
+                while line := await self._next_line(note):
+                    lines.append(line)
+                    total += len(line)
+                    if 0 < limit < total:
+                        break
+            except UnicodeError:
+                # As in `TextFile.read`.
+                raise
+            except BaseException:
+                self._undo_lines(note, lines)
+                raise
         return lines
+
+    def _begin_lines(self) -> Any:
+        """Refuse to read lines, or return what `_undo_lines` needs. All three are called with the lock held."""
+        raise NotImplementedError
+
+    async def _next_line(self, note: Any) -> _AnyStr:
+        raise NotImplementedError
+
+    def _undo_lines(self, note: Any, lines: list[_AnyStr]) -> None:
+        """Let what was read be read again."""
+        raise NotImplementedError
 
     async def write(self, data: Any, /) -> int:
         """Write, or put into the buffer."""
@@ -351,19 +371,31 @@ class RawFile(_Binary):
             self._check_raw()
             if limit != 0:
                 self._check_readable()
-            line = bytearray()
-            try:
-                while limit < 0 or len(line) < limit:
-                    byte = await self._descriptor.read(1)
-                    if not byte:
-                        break
-                    line += byte
-                    if byte == b"\n":
-                        break
-            except BaseException:
-                self._descriptor.give_back(bytes(line))
-                raise
-            return bytes(line)
+            return await self._readline(limit)
+
+    async def _readline(self, limit: int) -> bytes:
+        line = bytearray()
+        try:
+            while limit < 0 or len(line) < limit:
+                byte = await self._descriptor.read(1)
+                if not byte:
+                    break
+                line += byte
+                if byte == b"\n":
+                    break
+        except BaseException:
+            self._descriptor.give_back(bytes(line))
+            raise
+        return bytes(line)
+
+    def _begin_lines(self) -> None:
+        self._check_readable()
+
+    async def _next_line(self, note: None) -> bytes:
+        return await self._readline(-1)
+
+    def _undo_lines(self, note: None, lines: list[bytes]) -> None:
+        self._descriptor.give_back(b"".join(lines))
 
     async def write(self, data: ReadableBuffer, /) -> int:
         """Write all, or what a full or non-blocking file takes; return how many bytes."""
@@ -561,14 +593,14 @@ class _Buffered(_Binary):
         finally:
             lock.release()
 
-    async def read1(self, size: int = -1, /) -> bytes | None:
-        """Read up to `size` bytes with at most one read of the file."""
+    async def read1(self, size: int = -1, /) -> bytes:
+        """Read up to `size` bytes with at most one read of the file. None of them also if a non-blocking file has nothing."""
         if not self._reads:
             self._refuse_to_read("read1", size)
         size = operator.index(size)
         async with self._lock:
             self._start_reading("read1", "read of closed file")
-            return await self._read1(size)
+            return await self._read1(size) or b""
 
     async def readinto(self, buffer: WriteableBuffer, /) -> int | None:
         """Read into a buffer, fewer bytes than it has only at the end; return how many."""
@@ -609,6 +641,15 @@ class _Buffered(_Binary):
             return await self._readline(limit)
         finally:
             lock.release()
+
+    def _begin_lines(self) -> None:
+        self._start_reading("read", "readline of closed file")
+
+    async def _next_line(self, note: None) -> bytes:
+        return await self._readline(-1)
+
+    def _undo_lines(self, note: None, lines: list[bytes]) -> None:
+        self._ahead, self._used = b"".join([*lines, self._ahead[self._used :]]), 0
 
     async def __anext__(self) -> bytes:
         if not self._lock.taken and not self._closed and not self._detached:

@@ -177,21 +177,25 @@ class TextFile(File[str]):
             raise io.UnsupportedOperation("not readable")
 
     async def _read_chunk(self, hint: int = 0) -> bytes:
-        """Decode the next chunk, in place of the last one; return its bytes. None of them at the end."""
+        """Decode the next chunk, in place of the last one; return its bytes.
+
+        There are none at the end, and if a non-blocking file has nothing now.
+        """
         decoder = self._get_decoder()
         buffer = self._buffer
         size = max(CHUNK_SIZE, int(max(self._bytes_per_char, 1.0) * hint)) if hint > 0 else CHUNK_SIZE
         chunk = buffer._read1_now(size)
         if chunk is None:
             chunk = await buffer._read1(size)
-            if chunk is None:
-                raise TypeError("underlying read1() should have returned a bytes-like object, not 'NoneType'")
+        # A non-blocking file that has nothing now may go on in the middle of a character, or of the end of a line.
+        is_end = chunk == b""
+        chunk = chunk or b""
         if self._descriptor.seekable:
             held, flags = decoder.getstate()
-            decoded = decoder.decode(chunk, not chunk)
+            decoded = decoder.decode(chunk, is_end)
             self._snapshot = (flags, held + chunk)
         else:
-            decoded = decoder.decode(chunk, not chunk)
+            decoded = decoder.decode(chunk, is_end)
         self._decoded, self._used = decoded, 0
         self._bytes_per_char = len(chunk) / len(decoded) if decoded else 0.0
         return chunk
@@ -206,7 +210,7 @@ class TextFile(File[str]):
         return self._decoded, self._used, self._snapshot, self._bytes_per_char, state
 
     def _restore(self, note: tuple[Any, ...], chunks: list[bytes]) -> None:
-        """Undo what a cancelled call has done: what it took from the buffer is read again."""
+        """Undo what a call has done that was cancelled, or has failed: what it took from the buffer is read again."""
         self._decoded, self._used, self._snapshot, self._bytes_per_char, state = note
         if state is not None:
             self._decoder.setstate(state)
@@ -217,7 +221,7 @@ class TextFile(File[str]):
         buffer._used = 0
 
     async def read(self, size: int | None = -1, /) -> str:
-        """Read `size` characters, fewer at the end, or all."""
+        """Read `size` characters, or all. Fewer at the end, and if a non-blocking file has no more now."""
         size = to_size(size)
         async with self._lock:
             self._check_readable()
@@ -228,9 +232,11 @@ class TextFile(File[str]):
             if self._buffer._out:
                 await self._flush()
             decoder = self._get_decoder()
-            if size < 0:
+            takes_all = size < 0
+            # Of a non-blocking file, only a read that gives nothing tells whether it has come to the end.
+            if takes_all and not self._descriptor.never_waits():
                 rest = await self._buffer._read(-1)
-                text: str = self._decoded[self._used :] + decoder.decode(rest or b"", True)
+                text: str = self._decoded[self._used :] + decoder.decode(rest or b"", rest is not None)
                 if self._snapshot is not None:
                     self._forget()
                 else:
@@ -240,10 +246,10 @@ class TextFile(File[str]):
             try:
                 text = self._decoded[self._used :]
                 self._used = len(self._decoded)
-                while len(text) < size:
-                    chunk = await self._read_chunk(size - len(text))
+                while takes_all or len(text) < size:
+                    chunk = await self._read_chunk(0 if takes_all else size - len(text))
                     chunks.append(chunk)
-                    piece = self._decoded[: size - len(text)]
+                    piece = self._decoded if takes_all else self._decoded[: size - len(text)]
                     self._used = len(piece)
                     text += piece
                     # At the end of the file the decoder may still give characters. They count as a chunk, so that `tell` returns
@@ -251,7 +257,8 @@ class TextFile(File[str]):
                     if not chunk and not piece:
                         break
                 return text
-            except Exception:
+            except UnicodeError:
+                # What cannot be decoded is lost, as with `io`: the next call goes on behind it.
                 raise
             except BaseException:
                 self._restore(note, chunks)
@@ -281,43 +288,58 @@ class TextFile(File[str]):
             self._check_readable()
             if self._buffer._out:
                 await self._flush()
-            return await self._readline(limit)
+            note = self._note()
+            chunks: list[bytes] = []
+            try:
+                return await self._readline(limit, chunks)
+            except UnicodeError:
+                # As in `read`.
+                raise
+            except BaseException:
+                self._restore(note, chunks)
+                raise
         finally:
             lock.release()
 
-    async def _readline(self, limit: int) -> str:
-        note, chunks = self._note(), []
+    async def _readline(self, limit: int, chunks: list[bytes]) -> str:
+        """Read a line, and add the chunks that it takes to the others."""
         self._get_decoder()
         start = self._used
         line, searched = self._decoded[start:], 0
         # How much of the line came before what is decoded now.
         before = -start
-        try:
-            while True:
-                end = self._line_end(line, searched)
-                if end < 0 and 0 <= limit <= len(line):
+        while True:
+            end = self._line_end(line, searched)
+            if end < 0 and 0 <= limit <= len(line):
+                end = limit
+            if end >= 0:
+                if 0 <= limit < end:
                     end = limit
-                if end >= 0:
-                    if 0 <= limit < end:
-                        end = limit
-                    self._used = end - before
-                    return line[:end]
-                searched = len(line)
-                while True:
-                    chunk = await self._read_chunk()
-                    chunks.append(chunk)
-                    if self._decoded or not chunk:
-                        break
-                if not self._decoded:
-                    self._forget()
-                    return line
-                before = len(line)
-                line += self._decoded
-        except Exception:
-            raise
-        except BaseException:
-            self._restore(note, chunks)
-            raise
+                self._used = end - before
+                return line[:end]
+            searched = len(line)
+            while True:
+                chunk = await self._read_chunk()
+                chunks.append(chunk)
+                if self._decoded or not chunk:
+                    break
+            if not self._decoded:
+                self._forget()
+                return line
+            before = len(line)
+            line += self._decoded
+
+    def _begin_lines(self) -> Any:
+        self._check_readable()
+        return self._note(), []
+
+    async def _next_line(self, note: Any) -> str:
+        if self._buffer._out:
+            await self._flush()
+        return await self._readline(-1, note[1])
+
+    def _undo_lines(self, note: Any, lines: list[str]) -> None:
+        self._restore(*note)
 
     def __aiter__(self) -> AsyncIterator[str]:
         self._check_open()
