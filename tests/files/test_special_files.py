@@ -254,3 +254,60 @@ def test_a_call_that_fails_in_the_middle_has_read_nothing(run, monkeypatch, argu
             )
 
     run(main())
+
+
+# How much is written, and how much is read then.
+WRITES = [
+    [(100, 0), (100_000, 0), (5000, 4096), (200_000, 4096), (3, 0), (9000, 1 << 20), (10, 0)],
+    [(200_000, 1 << 20), (65_536, 0), (8192, 0), (8192, 4096), (1, 1 << 20)],
+    [(8000, 0), (60_000, 0), (8000, 0), (8000, 1 << 20), (300_000, 65_536), (8193, 0)],
+    [(65_530, 0), (10, 0), (20, 0), (9000, 8192), (9000, 0)],
+]
+
+
+@pytest.mark.parametrize("mode", ["wb", "w"])
+@pytest.mark.parametrize("buffering", [-1, 10, 100_000])
+@pytest.mark.parametrize("writes", WRITES, ids=str)
+def test_a_full_pipe_that_does_not_block_takes_as_much_as_from_open(run, mode, buffering, writes):
+    data = bytes(number % 251 for number in range(1 << 20))
+    ends = [os.pipe2(os.O_NONBLOCK) for _ in range(2)]
+
+    def drained(near, size):
+        try:
+            return os.read(near, size) if size else b""
+        except BlockingIOError:
+            return b""
+
+    async def outcome(call, *arguments):
+        try:
+            result = call(*arguments)
+            return await result if asyncio.iscoroutine(result) else result
+        except BlockingIOError as error:
+            return error.errno, str(error), error.characters_written
+
+    async def steps(near, file, mode):
+        results, written = [], 0
+        for size, read in writes:
+            piece = data[written : written + size]
+            taken = await outcome(file.write, piece if mode == "wb" else piece.decode("latin-1"))
+            written += taken if isinstance(taken, int) else taken[2]
+            results += [taken, drained(near, read), await outcome(file.flush) if read else None]
+        while await outcome(file.flush) is not None:
+            results.append(drained(near, 4096))
+        results.append(drained(near, 1 << 20))
+        assert b"".join(each for each in results if isinstance(each, bytes)) == data[:written]
+        return results
+
+    async def main():
+        # `io`'s text files keep what they can before they give it to the buffer, so the model of both is a binary one.
+        with open(ends[0][1], "wb", buffering) as model:
+            expected = await steps(ends[0][0], model, "wb")
+        encoding = "latin-1" if mode == "w" else None
+        async with files.open(ends[1][1], mode, buffering, encoding) as file:
+            assert await steps(ends[1][0], file, mode) == expected
+
+    try:
+        run(main())
+    finally:
+        for near, _ in ends:
+            os.close(near)

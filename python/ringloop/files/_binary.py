@@ -426,6 +426,11 @@ class RawFile(_Binary):
             return size
 
 
+def _blocked(count: int) -> BlockingIOError:
+    """Return the error of a file that has no room now. Of what `write` was given, it has taken so many bytes."""
+    return BlockingIOError(errno.EAGAIN, "write could not complete without blocking", count)
+
+
 class _Buffered(_Binary):
     """What buffered files share. The methods with an underscore are called with the lock held."""
 
@@ -675,7 +680,7 @@ class _Buffered(_Binary):
     async def _flush(self) -> None:
         while self._out:
             if not await self._descriptor.write(self._out, self._written):
-                raise BlockingIOError(errno.EAGAIN, "write could not complete without blocking", 0)
+                raise _blocked(0)
 
     def _written(self, count: int | None) -> None:
         del self._out[: count or 0]
@@ -692,17 +697,32 @@ class _Buffered(_Binary):
         if len(out) + size <= self._size:
             out += view
             return size
-        await self._flush()
-        if size <= self._size:
-            self._out += view
-            return size
-        # From here on the data count as written: what the kernel has not taken when the call is cancelled goes on.
-        self._out += view
         try:
             await self._flush()
+        except BlockingIOError:
+            # Of these data, the buffer takes what it has room for.
+            room = max(self._size - len(out), 0)
+            out += view[:room]
+            if size <= room:
+                return size
+            raise _blocked(room) from None
+        if size <= self._size:
+            out += view
+            return size
+        # From here on the data count as written: what the kernel has not taken when the call is cancelled goes on.
+        out += view
+        try:
+            await self._flush()
+        except BlockingIOError:
+            # The buffer keeps of the rest what fits.
+            refused = len(out) - self._size
+            if refused <= 0:
+                return size
+            del out[self._size :]
+            raise _blocked(size - refused) from None
         except OSError:
             # It belongs to this call, which has failed.
-            self._out.clear()
+            out.clear()
             raise
         return size
 
@@ -715,7 +735,11 @@ class _Buffered(_Binary):
         self._ahead, self._used = b"", 0
 
     async def write(self, data: ReadableBuffer, /) -> int:
-        """Write all, or put it into the buffer; return how many bytes that are."""
+        """Write all, or put it into the buffer; return how many bytes that are.
+
+        BlockingIOError if a non-blocking file has no room; its `characters_written` are the bytes that were written or put into
+        the buffer.
+        """
         if not self._writes:
             raise io.UnsupportedOperation("write")
         view = view_of(data)

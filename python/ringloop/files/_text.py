@@ -360,7 +360,11 @@ class TextFile(File[str]):
     # Writing
 
     async def write(self, text: str, /) -> int:
-        """Write all, or put it into the buffer; return how many characters that are."""
+        """Write all, or put it into the buffer; return how many characters that are.
+
+        BlockingIOError if a non-blocking file has no room; its `characters_written` are the bytes that were written or put into
+        the buffer.
+        """
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
         lock = self._lock
