@@ -4,13 +4,14 @@ import asyncio
 import errno
 import os
 import pathlib
+import select
 import socket
 import threading
 
 import pytest
 
 import support
-from files_support import slow
+from files_support import slow, until_in_flight
 from ringloop import files
 
 # Their content does not change between two reads. Some have a size of 0, some one that is too large.
@@ -158,7 +159,16 @@ def test_a_pipe_that_does_not_block_takes_what_it_has_room_for(run):
 
 PARTS = [b"one\ntwo", b"", b"three\n", b"", b"\r\n\r_", b"x" * 9000, "gr\u00fc\u00dfe".encode()]
 TEXT_CALLS = [("read", 50), ("read", 9000), ("readline",), ("readline", 2), ("readlines",), ("readlines", 4)]
-BINARY_CALLS = [*TEXT_CALLS, ("read",), ("read1", 5), ("read1",), ("peek",), ("readinto", 5), ("readinto1", 9000)]
+BINARY_CALLS = [
+    *TEXT_CALLS,
+    ("read",),
+    ("read1", 5),
+    ("read1",),
+    ("peek",),
+    ("readinto", 5),
+    ("readinto", 9000),
+    ("readinto1", 9000),
+]
 
 
 def called(file, name, *arguments):
@@ -311,3 +321,64 @@ def test_a_full_pipe_that_does_not_block_takes_as_much_as_from_open(run, mode, b
     finally:
         for near, _ in ends:
             os.close(near)
+
+
+@pytest.mark.parametrize("ends", [pipe, sockets])
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("ahead", [0, 10])
+def test_a_buffer_is_filled_by_as_many_reads_as_that_takes(run, ends, waits, ahead):
+    data = bytes(number % 251 for number in range(500_000))
+    near, far = ends()
+
+    def write():
+        with open(far, "wb", 0) as file:
+            assert file.write(data) == len(data)
+
+    writer = threading.Thread(target=write, daemon=True)
+
+    async def main():
+        async with files.open(near, "rb") as file:
+            if waits:
+                slow(file)
+            writer.start()
+            begin = await file.read(ahead)
+            buffer = bytearray(400_000)
+            assert await file.readinto(buffer) == 400_000
+            rest = bytearray(200_000)
+            count = await file.readinto(rest)
+            assert begin + buffer + rest[:count] == data
+            assert await file.readinto(rest) == 0
+
+    run(main())
+    writer.join(support.PATIENCE_S)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_buffer_is_filled_from_a_device_without_an_end(run, waits):
+    async def main():
+        async with files.open("/dev/zero", "rb") as file:
+            if waits:
+                slow(file)
+            assert await file.readinto(bytearray(20_000_000)) == 20_000_000
+
+    run(main())
+
+
+def test_a_buffer_that_was_filled_in_part_when_that_was_cancelled_loses_nothing(run):
+    near, far = pipe()
+
+    async def main():
+        async with files.open(near, "rb") as file:
+            os.write(far, b"begin")
+            filling = asyncio.create_task(file.readinto(bytearray(20_000)))
+            while select.select([near], [], [], 0)[0]:
+                await asyncio.sleep(0)
+            await until_in_flight(file, filling)
+            filling.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await filling
+            os.write(far, b" and end")
+            os.close(far)
+            assert await file.read() == b"begin and end"
+
+    run(main())

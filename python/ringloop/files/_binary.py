@@ -608,7 +608,10 @@ class _Buffered(_Binary):
             return await self._read1(size) or b""
 
     async def readinto(self, buffer: WriteableBuffer, /) -> int | None:
-        """Read into a buffer, fewer bytes than it has only at the end; return how many."""
+        """Read into a buffer, fewer bytes than it has only at the end, or if a non-blocking file has no more; return how many.
+
+        None if that has nothing now.
+        """
         return await self._readinto(buffer, once=False)
 
     async def readinto1(self, buffer: WriteableBuffer, /) -> int | None:
@@ -624,12 +627,27 @@ class _Buffered(_Binary):
                 size = len(target)
                 have = len(self._ahead) - self._used
                 if not once and not self._out and not have and size >= self._size and not self._descriptor.left:
-                    return await self._descriptor.readinto(target)
+                    return await self._readinto_directly(target)
                 data = await (self._read_once(size, have) if once else self._read(size))
                 if data is None:
                     return None
                 target[: len(data)] = data
                 return len(data)
+
+    async def _readinto_directly(self, target: memoryview) -> int | None:
+        """Fill it past the buffer, which is empty."""
+        done = 0
+        try:
+            while done < len(target):
+                count = await self._descriptor.readinto(target[done:])
+                done += count or 0
+                # Of a regular file, one call gives all there is.
+                if not count or self._descriptor.is_regular:
+                    return done if done or count is not None else None
+        except BaseException:
+            self._ahead, self._used = bytes(target[:done]), 0
+            raise
+        return done
 
     async def readline(self, size: int | None = -1, /) -> bytes:
         """Read a line, with its end."""
