@@ -25,6 +25,7 @@ READS = [
     st.tuples(st.just("read"), SIZES),
     st.tuples(st.just("readinto"), COUNTS),
     st.tuples(st.just("readline"), st.sampled_from([-1, 0, 5, 9000])),
+    st.tuples(st.just("readlines"), st.sampled_from([1, 5000])),
     st.tuples(st.just("pread"), COUNTS, OFFSETS),
 ]
 OTHERS = [
@@ -154,7 +155,7 @@ class FileMachine(RuleBasedStateMachine):
         tasks, ends = [], []
         for call, turns in calls:
             tasks.append(self.loop.create_task(self.in_the_file(*call)))
-            if turns is not None and call[0] in ("read", "readinto", "readline", "pread"):
+            if turns is not None and call[0] in ("read", "readinto", "readline", "readlines", "pread"):
                 ends.append(self.loop.create_task(self.cancel(tasks[-1], turns)))
         await asyncio.gather(*ends)
         results = []

@@ -382,3 +382,87 @@ def test_a_buffer_that_was_filled_in_part_when_that_was_cancelled_loses_nothing(
             assert await file.read() == b"begin and end"
 
     run(main())
+
+
+class Counted(files.BufferedReader):
+    """A file that counts the bytes that its buffer was given."""
+
+    count = 0
+
+    @property
+    def _ahead(self):
+        return vars(self)["_ahead"]
+
+    @_ahead.setter
+    def _ahead(self, data):
+        vars(self)["_ahead"] = data
+        self.count += len(data)
+
+
+@pytest.mark.parametrize("call", [("read", 3_000_000), ("readline",), ("readline", 3_000_000), ("readlines",)], ids=str)
+@pytest.mark.parametrize("ahead", [0, 10])
+def test_no_byte_is_copied_again_for_each_piece_that_follows(run, call, ahead):
+    size = 3_000_000
+    near, far = pipe()
+
+    def write():
+        with open(far, "wb", 0) as file:
+            file.write(b"x" * size)
+
+    writer = threading.Thread(target=write, daemon=True)
+
+    async def main():
+        async with files.open(near, "rb") as file:
+            file.__class__ = Counted
+            writer.start()
+            begin = await file.read(ahead)
+            found = await called(file, *call)
+            assert len(begin) + sum(map(len, found if call == ("readlines",) else [found])) == size
+            assert file.count < 2 * size
+
+    run(main())
+    writer.join(support.PATIENCE_S)
+
+
+@pytest.mark.parametrize("buffering", [-1, 0])
+def test_what_a_cancelled_call_has_left_is_not_copied_for_each_read_of_it(run, buffering):
+    near, far = pipe()
+
+    async def main():
+        async with files.open(near, "rb", buffering) as file:
+            os.write(far, b"x" * 50_000)
+            reading = asyncio.create_task(file.read())
+            while select.select([near], [], [], 0)[0]:
+                await asyncio.sleep(0)
+            await until_in_flight(file, reading)
+            reading.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reading
+            os.close(far)
+            left = file._descriptor.left
+            for _ in range(5):
+                assert await file.read(10_000) == b"x" * 10_000
+                assert file._descriptor.left is left
+            assert await file.read(1) == b""
+
+    run(main())
+
+
+def test_peek_gives_no_more_than_a_buffer_though_a_cancelled_call_has_left_more(run):
+    near, far = pipe()
+
+    async def main():
+        async with files.open(near, "rb", 4096) as file:
+            os.write(far, b"x" * 50_000)
+            reading = asyncio.create_task(file.read(1_000_000))
+            while select.select([near], [], [], 0)[0]:
+                await asyncio.sleep(0)
+            await until_in_flight(file, reading)
+            reading.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reading
+            os.close(far)
+            assert await file.peek() == b"x" * 4096
+            assert await file.read() == b"x" * 50_000
+
+    run(main())

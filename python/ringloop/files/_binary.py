@@ -500,22 +500,33 @@ class _Buffered(_Binary):
             if rest is None and not data:
                 return None
             return data + rest if data and rest else data or rest or b""
-        # Nothing is taken out of the buffer before all is there: a call that is cancelled has read nothing.
-        while have < size:
-            want = size - have
-            piece = await self._descriptor.read(want if want >= self._size else self._size)
-            if not piece:
-                if piece is None and not have:
-                    return None
-                break
-            self._push(piece)
-            have += len(piece)
-        return self._take(size)
+        pieces = [self._ahead[self._used :]] if have else []
+        try:
+            while have < size:
+                want = size - have
+                piece = await self._descriptor.read(want if want >= self._size else self._size)
+                if not piece:
+                    if piece is None and not have:
+                        return None
+                    break
+                pieces.append(piece)
+                have += len(piece)
+            return self._join(pieces, have - size)
+        except BaseException:
+            self._keep(pieces)
+            raise
 
-    def _push(self, piece: bytes) -> None:
-        """Append to what was read ahead."""
-        self._ahead = self._ahead[self._used :] + piece if self._used < len(self._ahead) else piece
-        self._used = 0
+    def _join(self, pieces: list[bytes], surplus: int) -> bytes:
+        """Return what was read, but for so many bytes at the end of the last piece, which stay in the buffer."""
+        ahead = pieces[-1] if surplus > 0 else b""
+        used = len(ahead) - surplus if ahead else 0
+        data = b"".join([*pieces[:-1], ahead[:used]] if ahead else pieces)
+        self._ahead, self._used = ahead, used
+        return data
+
+    def _keep(self, pieces: list[bytes]) -> None:
+        """Let what a call has read that was cancelled, or has failed, be read again."""
+        self._ahead, self._used = b"".join(pieces), 0
 
     async def _read1(self, size: int) -> bytes | None:
         if size < 0:
@@ -536,7 +547,7 @@ class _Buffered(_Binary):
             piece = await self._descriptor.read(max(rest, self._size))
             if piece is None and not have:
                 return None
-            self._push(piece or b"")
+            self._ahead, self._used = self._ahead[self._used :] + (piece or b""), 0
         return self._take(size)
 
     def _read1_now(self, size: int) -> bytes | None:
@@ -548,22 +559,32 @@ class _Buffered(_Binary):
         return self._direct_read(size, -1)
 
     async def _readline(self, limit: int) -> bytes:
-        searched = 0
-        while True:
-            start = self._used
-            end = self._ahead.find(b"\n", start + searched) + 1
-            have = (end or len(self._ahead)) - start
-            if end or 0 <= limit <= have:
-                return self._take(have if limit < 0 else min(have, limit))
-            searched = have
-            if self._out:
-                await self._flush()
-            piece = self._direct_read(self._size, -1) if not self._descriptor.left else None
-            if piece is None:
-                piece = await self._descriptor.read(self._size)
-            if not piece:
-                return self._take(have)
-            self._push(piece)
+        start = self._used
+        end = self._ahead.find(b"\n", start) + 1
+        have = (end or len(self._ahead)) - start
+        if end or 0 <= limit <= have:
+            return self._take(have if limit < 0 else min(have, limit))
+        if self._out:
+            await self._flush()
+        pieces = [self._ahead[start:]] if have else []
+        try:
+            while True:
+                piece = self._direct_read(self._size, -1) if not self._descriptor.left else None
+                if piece is None:
+                    piece = await self._descriptor.read(self._size)
+                if not piece:
+                    return self._join(pieces, 0)
+                pieces.append(piece)
+                end = piece.find(b"\n") + 1
+                size = have + (end or len(piece))
+                have += len(piece)
+                if 0 <= limit <= size:
+                    return self._join(pieces, have - limit)
+                if end:
+                    return self._join(pieces, have - size)
+        except BaseException:
+            self._keep(pieces)
+            raise
 
     def _refuse_to_read(self, name: str, size: int | None) -> NoReturn:
         if sys.version_info >= (3, 12):
@@ -645,7 +666,7 @@ class _Buffered(_Binary):
                 if not count or self._descriptor.is_regular:
                     return done if done or count is not None else None
         except BaseException:
-            self._ahead, self._used = bytes(target[:done]), 0
+            self._keep([bytes(target[:done])])
             raise
         return done
 
@@ -672,7 +693,7 @@ class _Buffered(_Binary):
         return await self._readline(-1)
 
     def _undo_lines(self, note: None, lines: list[bytes]) -> None:
-        self._ahead, self._used = b"".join([*lines, self._ahead[self._used :]]), 0
+        self._keep([*lines, self._ahead[self._used :]])
 
     async def __anext__(self) -> bytes:
         if not self._lock.taken and not self._closed and not self._detached:
@@ -691,7 +712,7 @@ class _Buffered(_Binary):
             self._start_reading("peek")
             if self._used >= len(self._ahead):
                 await self._fill()
-            return self._ahead[self._used :]
+            return self._ahead[self._used : self._used + self._size]
 
     # Writing
 

@@ -292,7 +292,7 @@ class Descriptor:
         self.closes_at_once = not raw.writable() and not self.is_remote
         self.appends = raw.writable() and bool(fcntl.fcntl(self.fd, fcntl.F_GETFL) & os.O_APPEND)
         self.lock = Lock(loop)
-        self.left = b""
+        self.left = bytearray()
         self.in_flight = 0
         self.drained: asyncio.Future[None] | None = None
         self.unused: Callable[[], None] | None = None
@@ -402,14 +402,15 @@ class Descriptor:
     def give_back(self, data: bytes) -> None:
         """Undo the reads of a call that was cancelled, or failed, before it had all: the next read gives these bytes."""
         if not self.seekable or self.direct.is_shared():
-            self.left = data + self.left
+            self.left[:0] = data
         elif data:
             self.move_back(len(data))
 
     def put_back(self) -> None:
         """Move a file with a position to where its user believes that it is: before the bytes that were kept."""
         if self.left and self.seekable:
-            count, self.left = len(self.left), b""
+            count = len(self.left)
+            self.left.clear()
             self.move_back(count)
 
     def move_back(self, count: int) -> None:
@@ -436,7 +437,8 @@ class Descriptor:
         if size == 0:
             return b""
         if self.left:
-            data, self.left = self.left[:size], self.left[size:]
+            data = bytes(self.left[:size])
+            del self.left[:size]
             return data
         await let_the_loop_turn()
         now = self.direct.read(min(size, DIRECT_MAX), -1)
