@@ -215,6 +215,27 @@ def choose_baseline(arms: Sequence[str], asked: str, workload: str) -> str:
     return next((arm for arm in preferred if arm in arms), arms[0])
 
 
+def copies_of(cell: Cell, arms: Sequence[results.Arm]) -> dict[str, str]:
+    """Return which of these arms are second copies in a cell (A/A), by what they are copies of, where both were measured."""
+    return {
+        arm.repeats: arm.name for arm in arms if arm.repeats and cell.measured(arm.name) and cell.measured(arm.repeats)
+    }
+
+
+def common_control(cells: Sequence[Cell], copies: Sequence[Mapping[str, str]], asked: str) -> str:
+    """Return what the figures of one cell in several results are relative to: the arm asked for, or a baseline of all of them.
+
+    It is nothing where there is none, or where 'none' is asked for. `copies` are those of each cell, as copies_of() returns them.
+    """
+    if asked:
+        return asked if asked != "none" and all(cell.measured(asked) for cell in cells) else ""
+    baselines = [[group.baseline for group in cell.analysis.groups] for cell in cells]
+    common = [arm for arm in baselines[0] if all(arm in each for each in baselines)]
+    # Each group of HTTP servers has a baseline, but all share the rounds, and so the drift. Of one with a copy the noise is known.
+    copied = next((arm for arm in common if all(arm in each for each in copies)), "")
+    return choose_baseline(common, copied, cells[0].workload) if common else ""
+
+
 def group_arms(cell: Cell, arms: Sequence[results.Arm]) -> dict[str, list[str]]:
     """Return the arms that are ranked together: HTTP servers that parse apart from those whose answer is fixed."""
     if not cell.of_http:
@@ -248,7 +269,7 @@ def groups_of(cell: Cell, arms: Sequence[results.Arm], baseline: str, share: flo
     present = [arm for arm in arms if cell.measured(arm.name)]
     names = [arm.name for arm in present]
     # The noise is a property of the machine, even if only other arms are shown.
-    copies = {arm.repeats: arm.name for arm in present if arm.repeats and cell.measured(arm.repeats)}
+    copies = copies_of(cell, present)
     # But a copy of an arm that isn't shown competes with no other arm.
     ranked = [arm for arm in present if not arm.repeats or arm.repeats in names]
     return [

@@ -1,7 +1,7 @@
 """Figures over many runs: which results a folder has, each figure as a series, and where it changed for good."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,17 +73,6 @@ def find_runs(folder: Path) -> tuple[list[Run], list[str]]:
     return sorted(runs, key=lambda run: run.result.run.begun), unread
 
 
-def common_control(runs: Sequence[Run], cell: str, asked: str) -> str:
-    """Return the arm that a cell's figures are relative to: one that was the baseline, or is asked for, in every run that has the cell."""
-    cells = [found for run in runs for found in run.result.cells if found.name == cell and found.samples]
-    if asked:
-        return asked if asked != "none" and all(each.measured(asked) for each in cells) else ""
-    common = (
-        set.intersection(*({group.baseline for group in each.analysis.groups} for each in cells)) if cells else set()
-    )
-    return next(iter(common)) if len(common) == 1 else ""
-
-
 def relative(cell: Cell, arm: str, metric: str, control: str) -> list[float]:
     """Return an arm's figure by round, divided by the control's if there is one."""
     series = cell.series(arm, metric)
@@ -97,7 +86,7 @@ def relative(cell: Cell, arm: str, metric: str, control: str) -> list[float]:
 
 def all_series(runs: Sequence[Run], control: str = "") -> Iterator[Series]:
     """Yield the series of every cell, arm and metric that at least RUNS_LEAST runs have."""
-    names = list(dict.fromkeys(cell.name for run in runs for cell in run.result.cells))
+    names = list(dict.fromkeys(cell.name for run in runs for cell in run.result.cells if cell.samples))
     for name in names:
         cells = [
             (index, cell)
@@ -105,9 +94,10 @@ def all_series(runs: Sequence[Run], control: str = "") -> Iterator[Series]:
             for cell in run.result.cells
             if cell.name == name and cell.samples
         ]
-        reference = common_control(runs, name, control)
-        copies = {arm.name for run in runs for arm in run.result.arms if arm.repeats}
-        arms = [arm for arm in dict.fromkeys(arm for _, cell in cells for arm in cell.arms) if arm not in copies]
+        again = {arm.name for run in runs for arm in run.result.arms if arm.repeats}
+        copies = {index: analysis.copies_of(cell, runs[index].result.arms) for index, cell in cells}
+        reference = analysis.common_control([cell for _, cell in cells], list(copies.values()), control)
+        arms = [arm for arm in dict.fromkeys(arm for _, cell in cells for arm in cell.arms) if arm not in again]
         metrics = {metric.key: metric for _, cell in cells for metric in cell.metrics}
         for metric in metrics.values():
             for arm in arms:
@@ -117,15 +107,14 @@ def all_series(runs: Sequence[Run], control: str = "") -> Iterator[Series]:
                     values = sorted(relative(cell, arm, metric.key, own))
                     if values:
                         points.append(Point(index, geometric_mean(values), values[0], values[-1]))
-                        noise.append(noise_of(runs[index], cell, arm, metric, own))
+                        noise.append(noise_of(cell, arm, metric, own, copies[index]))
                 if len(points) >= RUNS_LEAST:
                     found = steps.find([point.value for point in points], noise)
                     yield Series(name, arm, metric, own, points, found)
 
 
-def noise_of(run: Run, cell: Cell, arm: str, metric: Metric, control: str) -> steps.Noise:
+def noise_of(cell: Cell, arm: str, metric: Metric, control: str, copies: Mapping[str, str]) -> steps.Noise:
     """Return what a run knows of the noise of a figure: what the A/A arm shows, and in which direction the figure is only a bound."""
-    copies = {each.repeats: each.name for each in run.result.arms if each.repeats and cell.measured(each.repeats)}
     again = analysis.again(cell, metric, copies)
     own = analysis.bounds_of(cell, arm, metric)
     by: frozenset[results.Bound] = analysis.bounds_of(cell, control, metric) if control else frozenset()

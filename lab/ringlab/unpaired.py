@@ -15,14 +15,14 @@ decided by its own figures, which moves them; lab/tests/test_error_rates.py simu
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ringlab import figures, results, statistics
+from ringlab import analysis, figures, results, statistics
 from ringlab.results import Cell, Metric, Result
 
 Kind = Literal["better", "worse", "tie", "cannot tell"]
@@ -85,20 +85,9 @@ def logs_of(cell: Cell, arm: str, metric: Metric, control: str) -> Logs:
     return statistics.log_ratios(series, reference)
 
 
-def choose_control(first: Cell, second: Cell, asked: str) -> str:
-    """Return the control: what was asked for, or what was the baseline in both."""
-    if asked == "none":
-        return ""
-    if asked:
-        return asked if first.measured(asked) and second.measured(asked) else ""
-    baselines = [{group.baseline for group in cell.analysis.groups} for cell in (first, second)]
-    common = sorted(baselines[0] & baselines[1])
-    return common[0] if len(common) == 1 else ""
-
-
-def moved(first: Cell, second: Cell, metric: Metric, copies: dict[str, str]) -> float:
-    """Return how far the A/A arm's ratio moved from one run to the other, as a share."""
-    for copy, original in copies.items():
+def moved(first: Cell, second: Cell, metric: Metric, copies: Mapping[str, str]) -> float:
+    """Return how far the A/A arm's ratio moved from one run to the other, as a share; `copies` are by what they are copies of."""
+    for original, copy in copies.items():
         found = estimate(logs_of(first, copy, metric, original), logs_of(second, copy, metric, original))
         if found is not None:
             return math.expm1(abs(found.log_ratio))
@@ -113,11 +102,12 @@ def compare(
     judged: list[Judged] = []
     missing: list[tuple[str, str]] = []
     others = {cell.name: cell for cell in second.cells}
-    copies = {arm.name: arm.repeats for result in (first, second) for arm in result.arms if arm.repeats}
-    if control not in ("", "none") and not any(arm.name == control for arm in (*first.arms, *second.arms)):
+    records = [*first.arms, *second.arms]
+    again = {arm.name for arm in records if arm.repeats}
+    if control not in ("", "none") and not any(arm.name == control for arm in records):
         raise results.ResultError(f"no arm is called {control!r}; --control takes one of the arms, or none")
     for cell in first.cells:
-        arms = [arm for arm in cell.arms if cell.measured(arm) and arm not in copies]
+        arms = [arm for arm in cell.arms if cell.measured(arm) and arm not in again]
         if not arms or (cells and cell.name not in cells):
             continue
         other = others.get(cell.name)
@@ -132,7 +122,8 @@ def compare(
         if any(each.look is not None and each.look.stopped for each in (cell, other)):
             notes.append(f"{cell.name}: {adapted(cell, other)}")
         both = [arm for arm in arms if other.measured(arm)]
-        reference = choose_control(cell, other, control)
+        copies = [analysis.copies_of(each, records) for each in (cell, other)]
+        reference = analysis.common_control((cell, other), copies, control)
         known = [
             arm for arm in both if not any(is_bound(each, name) for each in (cell, other) for name in (arm, reference))
         ]
@@ -142,7 +133,7 @@ def compare(
                 f"{cell.name}: {cell.primary.title} of {names} isn't compared, because it or the control's is only a bound"
             )
         for metric in cell.metrics if every_metric else [cell.primary]:
-            judged += judge_cell(cell, other, metric, known if metric.primary else both, reference, copies)
+            judged += judge_cell(cell, other, metric, known if metric.primary else both, reference, copies[0])
     if not judged:
         raise results.ResultError("the two results have no arm and cell in common that both have measured")
     return Comparison(judged, notes, missing)
@@ -169,7 +160,7 @@ def is_bound(cell: Cell, arm: str) -> bool:
 
 
 def judge_cell(
-    first: Cell, second: Cell, metric: Metric, arms: Sequence[str], control: str, copies: dict[str, str]
+    first: Cell, second: Cell, metric: Metric, arms: Sequence[str], control: str, copies: Mapping[str, str]
 ) -> list[Judged]:
     """Judge the arms of a cell in one metric, with Holm's correction for their number."""
     floors = [group.noise_floor for cell in (first, second) for group in cell.analysis.groups]

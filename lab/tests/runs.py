@@ -15,15 +15,21 @@ COPY = f"{CONTROL} (again)"
 
 def make_run(
     costs: Mapping[str, float], *, number: int = 1, noise: float = 0.01, machine: float = 1.0, rounds: int = 9,
-    cells: Sequence[str] = ("echo/framed/1KB/100",),
+    cells: Sequence[str] = ("echo/framed/1KB/100",), parsing: Sequence[str] = (),
 ) -> results.Result:  # fmt: skip
-    """Return a result in which each arm costs so much per operation, on a machine that is this much slower."""
+    """Return a result in which each arm costs so much per operation, on a machine that is this much slower.
+
+    With arms that parse, the cells are of HTTP, and the other arms have a fixed answer.
+    """
     dice = random.Random(number)
     costs = {CONTROL: 4.0, **costs, COPY: 4.0}
     arms = [
-        results.Arm(name=name, target=name, language="C", title=name, repeats=CONTROL if name == COPY else "")
+        results.Arm(
+            name=name, target=name, language="C", title=name, repeats=CONTROL if name == COPY else "",
+            declares={"parser": "real" if name in parsing else "canned"},
+        )
         for name in costs
-    ]
+    ]  # fmt: skip
     made = []
     for name in cells:
         samples = []
@@ -38,7 +44,7 @@ def make_run(
                     )
                 )  # fmt: skip
         cell = results.Cell(
-            name=name, workload="echo", title=name, operation="message", parameters={"connections": 100},
+            name=name, workload="http" if parsing else "echo", title=name, operation="message", parameters={"connections": 100},
             metrics=[CPU, RATE], arms=list(costs), orders=[list(costs)] * rounds, samples=samples,
         )  # fmt: skip
         cell.analysis = analysis.analyse(cell, arms)

@@ -134,6 +134,22 @@ def test_series_are_relative_to_what_was_the_baseline_in_every_run(tmp_path: Pat
     assert "c-epoll (again)" not in {arm for arm, _ in series}
 
 
+def test_a_slower_machine_is_no_step_in_a_cell_with_two_groups(tmp_path: Path) -> None:
+    for number in range(1, 15):
+        costs = {"asyncio-uvicorn": 30.0, "red": 6.0 if number > 7 else 5.0}
+        machine = 1.2 if number > 7 else 1.0
+        result = make_run(costs, number=number, machine=machine, cells=["http/50/closed"], parsing=["asyncio-uvicorn"])
+        write_run(tmp_path, result)
+    runs, _ = trend.find_runs(tmp_path)
+    series = {each.arm: each for each in trend.all_series(runs) if each.metric.primary}
+    assert {arm: each.control for arm, each in series.items()} == {
+        "c-epoll": "", "asyncio-uvicorn": "c-epoll", "red": "c-epoll",
+    }  # fmt: skip
+    assert series["asyncio-uvicorn"].steps == []
+    (step,) = series["red"].steps
+    assert step.ratio == pytest.approx(1.2, rel=0.03)
+
+
 def test_runs_of_nothing_but_noise_show_hardly_any_step(tmp_path: Path) -> None:
     for number in range(1, 21):
         write_run(tmp_path, make_run({f"arm-{each}": 5.0 for each in range(6)}, number=number, noise=0.08))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import scipy.stats
 from click.testing import CliRunner, Result
-from runs import make_run, write_run
+from runs import COPY, make_run, write_run
 
 from ringlab import Refused, cli, exports, results, statistics, unpaired
 
@@ -33,6 +33,28 @@ def test_a_change_is_found_and_a_slower_machine_is_none() -> None:
     assert red.low < 1.1 < red.high
     assert red.worse_by == pytest.approx(0.1, abs=0.03)
     assert "relative to c-epoll" in red.sentence
+
+
+def test_groups_of_http_servers_have_one_control_and_it_is_the_one_with_the_copy() -> None:
+    def run(red: float, number: int, machine: float) -> results.Result:
+        costs = {"asyncio-uvicorn": 30.0, "uvicorn": 35.0, "red": red}
+        parsing = ("asyncio-uvicorn", "uvicorn")
+        return make_run(costs, number=number, machine=machine, cells=["http/50/closed"], parsing=parsing)
+
+    before, after = run(5.0, 1, 1.0), run(5.5, 2, 1.2)
+    assert [group.baseline for group in before.cells[0].analysis.groups] == ["c-epoll", "asyncio-uvicorn"]
+    comparison = unpaired.compare(before, after)
+    assert {judged.control for judged in comparison.judged} == {"c-epoll"}
+    assert kinds(comparison) == {"asyncio-uvicorn": "tie", "uvicorn": "tie", "red": "worse"}
+    assert [judged.arm for judged in exports.failures(comparison, [exports.Condition("slower", 3)])] == ["red"]
+    # Where the copies are of another arm, that one is the control.
+    for result in (before, after):
+        result.arms[-1].repeats = "asyncio-uvicorn"
+    assert {judged.control for judged in unpaired.compare(before, after).judged} == {"asyncio-uvicorn"}
+    # Without copies, a floor is.
+    for result in (before, after):
+        result.cells[0].samples = [sample for sample in result.cells[0].samples if sample.arm != COPY]
+    assert {judged.control for judged in unpaired.compare(before, after).judged} == {"c-epoll"}
 
 
 def test_without_a_control_the_machine_is_part_of_it() -> None:
