@@ -198,31 +198,45 @@ class Finding:
         """The verdict."""
         return self.comparison.verdict if self.comparison else "cannot tell"
 
+    @property
+    def bounds(self) -> tuple[frozenset[results.Bound], frozenset[results.Bound]]:
+        """In which directions the figures at head and at base are only bounds."""
+        head, base = (
+            analysis.bounds_of(self.cell, f"{self.arm}@{side}", self.cell.primary) for side in reversed(SIDES)
+        )
+        return head, base
+
 
 def judge(result: results.Result, names: Sequence[str]) -> list[Finding]:
     """Compare head with base, each arm in each cell, with Holm's correction for all of them together."""
-    found: list[tuple[results.Cell, str, statistics.Estimate | None, float]] = []
+    found: list[tuple[Finding, statistics.Estimate | None, float]] = []
     for cell in result.cells:
         metric = cell.primary
-        copies = {arm.repeats: arm.name for arm in result.arms if arm.repeats and arm.name in cell.arms}
-        floor = statistics.noise_floor(analysis.again(cell, metric, copies))
+        floor = statistics.noise_floor(analysis.again(cell, metric, analysis.copies_of(cell, result.arms)))
         for name in names:
             base, head = (f"{name}@{side}" for side in SIDES)
             if base in cell.arms or head in cell.arms:
                 logs = statistics.log_ratios(cell.series(head, metric.key), cell.series(base, metric.key))
-                found.append((cell, name, statistics.estimate(logs), floor))
-    measured = [each for _, _, each, _ in found if each is not None]
+                found.append((Finding(cell, name, None), statistics.estimate(logs), floor))
+    measured = [each for _, each, _ in found if each is not None]
     # Cells scatter differently, so their comparisons share no more than the correction for their number.
     members = iter(statistics.family(measured, arms=0))
     return [
-        Finding(
-            cell,
-            name,
-            None
-            if each is None
-            else analysis.describe(cell.primary, f"{name}@head", f"{name}@base", next(members), floor, len(measured)),
+        finding
+        if each is None
+        else replace(
+            finding,
+            comparison=analysis.describe(
+                finding.cell.primary,
+                f"{finding.arm}@head",
+                f"{finding.arm}@base",
+                next(members),
+                floor,
+                len(measured),
+                finding.bounds,
+            ),
         )
-        for cell, name, each, floor in found
+        for finding, each, floor in found
     ]
 
 
@@ -243,6 +257,9 @@ def conclusion(findings: Sequence[Finding]) -> str:
         worst = max(slower, key=lambda finding: abs(math.log(finding.comparison.ratio)) if finding.comparison else 0.0)
         sentence = worst.comparison.sentence if worst.comparison else ""
         return f"slower: {len(slower)} of {total}; the worst: {worst.cell.name}: {sentence}"
+    bounded = [f"{finding.arm} in {finding.cell.name}" for finding in open_ones if any(finding.bounds)]
+    if bounded:
+        return f"cannot tell: {len(open_ones)} of {total}; only bounds are known of {analysis.some_of(bounded)}"
     if open_ones or not total:
         needed = [finding.comparison.rounds_needed if finding.comparison else None for finding in open_ones]
         most = None if any(each is None for each in needed) else max((each for each in needed if each), default=None)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringlab import analysis, results, sweep, unpaired, workloads
+from ringlab import analysis, guard, results, sweep, unpaired, workloads
 from ringlab.results import RatePoint
 
 BASE_NS = 100_000.0
@@ -273,6 +273,28 @@ def test_bounds_of_two_results_are_not_compared() -> None:
     assert any("of one isn't compared" in note for note in found.notes)
     with pytest.raises(results.ResultError, match="no arm and cell in common"):
         unpaired.compare(result({"control": "at least"}), result({}), control="control")
+
+
+@pytest.mark.parametrize(
+    ("head", "bounds", "word"),
+    [
+        (90_000, {}, "tie"),
+        (90_000, {"one@base": "at least", "one@head": "at least"}, "cannot tell"),
+        (80_000, {}, "worse"),
+        # Head may be as good as base.
+        (80_000, {"one@head": "at least"}, "cannot tell"),
+        (80_000, {"one@base": "at least"}, "worse"),
+        (100_000, {"one@head": "at least"}, "better"),
+    ],
+)
+def test_guard_takes_no_bound_for_the_figure(head: float, bounds: dict[str, results.Bound], word: str) -> None:
+    cell, arms = sweep_cell({"one@base": rounds_around(90_000), "one@head": rounds_around(head)}, bounds)
+    run = results.Run(command=[], begun="2026-11-23T06:00:00+00:00", seed=1, scale=workloads.SCALES["quick"])
+    found = guard.judge(results.Result(run=run, arms=arms, cells=[cell]), ["one"])
+    assert [each.word for each in found] == [word]
+    if word == "cannot tell":
+        assert guard.exit_code(found) == guard.EXIT_UNDECIDED
+        assert guard.conclusion(found) == "cannot tell: 1 of 1; only bounds are known of one in sweep/echo/1KB/50"
 
 
 def test_a_knee_has_an_interval_of_its_own() -> None:
