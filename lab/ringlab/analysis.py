@@ -106,12 +106,19 @@ def bounds_of(cell: Cell, arm: str, metric: Metric) -> frozenset[Bound]:
     return frozenset(bounds - {""})
 
 
+def may_be(numerator: frozenset[Bound], denominator: frozenset[Bound]) -> tuple[bool, bool]:
+    """Return whether a ratio may be larger, and whether it may be smaller, than it is found to be: its figures may be bounds."""
+    return (
+        "at least" in numerator or "at most" in denominator,
+        "at most" in numerator or "at least" in denominator,
+    )
+
+
 def within_bounds(
     standing: statistics.Standing, numerator: frozenset[Bound], denominator: frozenset[Bound]
 ) -> statistics.Standing:
-    """Return what a ratio still says where its two figures are only bounds: it may be larger or smaller than it is found to be."""
-    larger = "at least" in numerator or "at most" in denominator
-    smaller = "at most" in numerator or "at least" in denominator
+    """Return what a ratio still says where its two figures are only bounds."""
+    larger, smaller = may_be(numerator, denominator)
     holds = {"above": not smaller, "below": not larger, "tie": not (larger or smaller), "cannot tell": True}
     return standing if holds[standing] else "cannot tell"
 

@@ -4,7 +4,8 @@ A goal is judged for each of its arms over all cells that it names and that were
 
 - reached, if the 95% interval of every cell is on the good side of the limit;
 - missed, if the interval of one cell is on the bad side: that at a confidence which allows for the number of cells;
-- cannot tell otherwise, and with fewer than statistics.ROUNDS_LEAST rounds.
+- cannot tell otherwise, with fewer than statistics.ROUNDS_LEAST rounds, and where a figure is only a bound and its true value could
+  make the verdict another one.
 
 docs/lab.md describes the keys.
 """
@@ -225,6 +226,11 @@ class Finding:
     unit: str
     against: str
     found: Estimated
+    may_be_more: bool
+    """The true one may be above the interval, because a figure in it is only a bound."""
+    may_be_less: bool
+    bounded: tuple[str, ...]
+    """The arms of which only bounds are known."""
 
 
 def judge(goals: Sequence[Goal], result: Result) -> list[GoalVerdict]:
@@ -249,18 +255,18 @@ def judge_goal(goal: Goal, arm: str, result: Result, copies: dict[str, str]) -> 
     limit = 1 - goal.limit if goal.kind == "never_worse_by" else goal.limit
     enough = [each for each in findings if each.found.rounds >= statistics.ROUNDS_LEAST]
 
-    def short(bounds: tuple[float, float]) -> bool:
-        return bounds[1] < limit if at_least else bounds[0] > limit
-
-    def good(bounds: tuple[float, float]) -> bool:
-        return bounds[0] >= limit if at_least else bounds[1] <= limit
-
     strict = outside / len(findings)
-    failed = [each for each in enough if short(each.found.within(strict))]
-    if goal.kind == "never_worse_by":
-        certain = bool(enough)
-    else:
-        certain = enough == findings and all(good(each.found.within(outside)) for each in findings)
+
+    def short(each: Finding) -> bool:
+        low, high = each.found.within(strict)
+        return high < limit and not each.may_be_more if at_least else low > limit and not each.may_be_less
+
+    def good(each: Finding) -> bool:
+        low, high = each.found.within(outside)
+        return low >= limit and not each.may_be_less if at_least else high <= limit and not each.may_be_more
+
+    failed = [each for each in enough if short(each)]
+    certain = bool(enough) if goal.kind == "never_worse_by" else enough == findings and all(map(good, findings))
     verdict.verdict = "missed" if failed else "reached" if certain else "cannot tell"
     worst = min(failed or findings, key=lambda each: each.found.ratio * (1 if at_least else -1))
     verdict.low, verdict.high = worst.found.within(strict if failed else outside)
@@ -269,6 +275,8 @@ def judge_goal(goal: Goal, arm: str, result: Result, copies: dict[str, str]) -> 
     beyond = [each for each in findings if (each.found.ratio < limit) == at_least and each.found.ratio != limit]
     verdict.cells_beyond = len(beyond)
     verdict.sentence = sentence_of(verdict, worst.found.rounds)
+    if worst.bounded:
+        verdict.sentence += f"; only bounds are known of {analysis.some_of(worst.bounded)}"
     return verdict
 
 
@@ -287,16 +295,21 @@ def find_figure(goal: Goal, arm: str, cell: Cell, metric: Metric, copies: dict[s
     if goal.against and not rival:
         return None
     other = analysis.series_of(cell, rival, metric, copies) if rival else [1.0] * len(own)
+    bounds = [analysis.bounds_of(cell, each, metric) for each in (arm, rival)]
     found: Estimated | None
     if goal.kind == "points_at_most":
         pairs = zip(cell.series(arm, metric.key), cell.series(rival, metric.key), strict=True)
         values = tuple(one - two for one, two in pairs if one is not None and two is not None)
         found = Difference(values) if values else None
     elif goal.kind in ("better_by", "never_worse_by") and metric.better == "lower":
+        bounds.reverse()
         found = statistics.estimate(statistics.log_ratios(other, own))
     else:
         found = statistics.estimate(statistics.log_ratios(own, other))
-    return Finding(cell.name, metric.key, metric.unit, rival, found) if found is not None else None
+    if found is None:
+        return None
+    bounded = tuple(each for each in (arm, rival) if analysis.bounds_of(cell, each, metric))
+    return Finding(cell.name, metric.key, metric.unit, rival, found, *analysis.may_be(*bounds), bounded)
 
 
 def best_of(arms: Sequence[str], cell: Cell, metric: Metric, copies: dict[str, str]) -> str:

@@ -116,13 +116,8 @@ def all_series(runs: Sequence[Run], control: str = "") -> Iterator[Series]:
 def noise_of(cell: Cell, arm: str, metric: Metric, control: str, copies: Mapping[str, str]) -> steps.Noise:
     """Return what a run knows of the noise of a figure: what the A/A arm shows, and in which direction the figure is only a bound."""
     again = analysis.again(cell, metric, copies)
-    own = analysis.bounds_of(cell, arm, metric)
-    by: frozenset[results.Bound] = analysis.bounds_of(cell, control, metric) if control else frozenset()
-    return steps.Noise(
-        again=again.ratio if again is not None else None,
-        may_be_more="at least" in own or "at most" in by,
-        may_be_less="at most" in own or "at least" in by,
-    )
+    more, less = analysis.may_be(analysis.bounds_of(cell, arm, metric), analysis.bounds_of(cell, control, metric))
+    return steps.Noise(again=again.ratio if again is not None else None, may_be_more=more, may_be_less=less)
 
 
 def geometric_mean(values: Sequence[float]) -> float:

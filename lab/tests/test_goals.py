@@ -135,6 +135,36 @@ def test_a_limit_may_be_a_multiple_a_difference_or_the_figure_itself() -> None:
     assert verdict.sentence.endswith("at most 2.00 us")
 
 
+@pytest.mark.parametrize(
+    ("ringloop", "rival", "bounds", "verdict"),
+    [
+        (100, 80, {}, "reached"),
+        (100, 80, {"asyncio": "at least"}, "cannot tell"),
+        (100, 80, {"asyncio": "at most"}, "reached"),
+        (100, 80, {"ringloop": "at least"}, "reached"),
+        (100, 80, {"ringloop": "at most"}, "cannot tell"),
+        (70, 80, {}, "missed"),
+        (70, 80, {"asyncio": "at least"}, "missed"),
+        (70, 80, {"ringloop": "at least"}, "cannot tell"),
+    ],
+)
+def test_a_bound_is_not_taken_for_the_figure(
+    ringloop: float, rival: float, bounds: dict[str, results.Bound], verdict: str
+) -> None:
+    cell = cell_of("sweep/echo/1KB/50", asyncio=rival, ringloop=ringloop)
+    for sample in cell.samples:
+        sample.bound = bounds.get(sample.arm, "")
+    found = verdict_of(goal_of("better_by", 1.05, cell.name, against=["asyncio"]), cell)
+    assert found.verdict == verdict
+    assert found.sentence.endswith(f"; only bounds are known of {next(iter(bounds), '')}") == bool(bounds)
+    # The same limit, the other way round: the figure itself, or its share of the rival's, is at most so much.
+    turned = {"missed": "reached", "reached": "missed"}
+    expected = turned.get(verdict, verdict)
+    assert verdict_of(goal_of("times_at_most", 1.05, cell.name, against=["asyncio"]), cell).verdict == expected
+    if "asyncio" not in bounds:
+        assert verdict_of(goal_of("at_most", 84, cell.name), cell).verdict == expected
+
+
 def test_never_worse_is_missed_by_one_certain_cell_only() -> None:
     goal = goal_of("never_worse_by", 0.02, ECHO, STREAMS, against=["uvloop"])
     level = cell_of(STREAMS, uvloop=100, ringloop=100)
