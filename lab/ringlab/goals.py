@@ -1,9 +1,10 @@
 """Goals: what figures must be, from a TOML file, and whether a result reaches them.
 
-A goal is judged for each of its arms over all cells that it names and that were measured:
+A goal is judged for each of its arms over all cells that it names and that were measured, against each rival in the rounds that have
+both:
 
-- reached, if the 95% interval of every cell is on the good side of the limit;
-- missed, if the interval of one cell is on the bad side: that at a confidence which allows for the number of cells;
+- reached, if the 95% intervals of all are on the good side of the limit;
+- missed, if one interval is on the bad side: that at a confidence which allows for their number;
 - cannot tell otherwise, with fewer than statistics.ROUNDS_LEAST rounds, and where a figure is only a bound and its true value could
   make the verdict another one.
 
@@ -27,6 +28,8 @@ from ringlab.workloads import CellPlan
 KINDS: tuple[GoalKind, ...] = get_args(GoalKind)
 WITH_RIVAL = ("better_by", "times_at_most", "points_at_most", "never_worse_by")
 """The kinds that compare with other arms."""
+AT_LEAST = ("better_by", "never_worse_by")
+"""The kinds whose limit is the least ratio; that of the others is the most."""
 DIFFERENCE_MOST = 1e9
 """No interval of a difference reaches further: JSON has no infinity."""
 EXIT_REACHED, EXIT_MISSED, EXIT_CANNOT_TELL = 0, 1, 3
@@ -47,7 +50,7 @@ class Goal:
     figures: tuple[str, ...]
     """Of several, the one in which the arm does best counts; none: the figure that ranks a cell's arms."""
     against: tuple[str, ...]
-    """Of several, the best one in each cell counts."""
+    """Of several, each counts in each cell."""
     kind: GoalKind
     limit: float
     line: int
@@ -219,7 +222,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Finding:
-    """One cell: the figure that the limit is held against."""
+    """One cell and rival: the figure that the limit is held against."""
 
     cell: str
     figure: str
@@ -243,18 +246,15 @@ def judge(goals: Sequence[Goal], result: Result) -> list[GoalVerdict]:
 def judge_goal(goal: Goal, arm: str, result: Result, copies: dict[str, str]) -> GoalVerdict:
     """Judge one goal for one arm."""
     findings = [
-        finding
-        for cell in result.cells
-        if cell.name in goal.cells and (finding := find(goal, arm, cell, copies)) is not None
+        finding for cell in result.cells if cell.name in goal.cells for finding in find(goal, arm, cell, copies)
     ]
     verdict = GoalVerdict(goal=goal.name, arm=arm, verdict="not measured", kind=goal.kind, limit=goal.limit)
     if not findings:
         return verdict
     outside = 1 - statistics.CONFIDENCE
-    at_least = goal.kind in ("better_by", "never_worse_by")
+    at_least = goal.kind in AT_LEAST
     limit = 1 - goal.limit if goal.kind == "never_worse_by" else goal.limit
     enough = [each for each in findings if each.found.rounds >= statistics.ROUNDS_LEAST]
-
     strict = outside / len(findings)
 
     def short(each: Finding) -> bool:
@@ -266,13 +266,16 @@ def judge_goal(goal: Goal, arm: str, result: Result, copies: dict[str, str]) -> 
         return low >= limit and not each.may_be_less if at_least else high <= limit and not each.may_be_more
 
     failed = [each for each in enough if short(each)]
-    certain = bool(enough) if goal.kind == "never_worse_by" else enough == findings and all(map(good, findings))
-    verdict.verdict = "missed" if failed else "reached" if certain else "cannot tell"
-    worst = min(failed or findings, key=lambda each: each.found.ratio * (1 if at_least else -1))
+    if goal.kind == "never_worse_by":
+        undecided = [] if enough else findings
+    else:
+        undecided = [each for each in findings if each not in enough or not good(each)]
+    verdict.verdict = "missed" if failed else "cannot tell" if undecided else "reached"
+    worst = worst_of(goal, failed or undecided or findings)
     verdict.low, verdict.high = worst.found.within(strict if failed else outside)
     verdict.value, verdict.cell, verdict.figure = worst.found.ratio, worst.cell, worst.figure
-    verdict.unit, verdict.against, verdict.cells = worst.unit, worst.against, len(findings)
-    beyond = [each for each in findings if (each.found.ratio < limit) == at_least and each.found.ratio != limit]
+    verdict.unit, verdict.against, verdict.cells = worst.unit, worst.against, len({each.cell for each in findings})
+    beyond = {each.cell for each in findings if (each.found.ratio < limit) == at_least and each.found.ratio != limit}
     verdict.cells_beyond = len(beyond)
     verdict.sentence = sentence_of(verdict, worst.found.rounds)
     if worst.bounded:
@@ -280,20 +283,31 @@ def judge_goal(goal: Goal, arm: str, result: Result, copies: dict[str, str]) -> 
     return verdict
 
 
-def find(goal: Goal, arm: str, cell: Cell, copies: dict[str, str]) -> Finding | None:
-    """Return what a goal's limit is held against in a cell, in the figure in which the arm does best."""
+def worst_of(goal: Goal, findings: Sequence[Finding]) -> Finding:
+    """Return the finding in which the arm does worst."""
+    worst = min if goal.kind in AT_LEAST else max
+    return worst(findings, key=lambda each: each.found.ratio)
+
+
+def find(goal: Goal, arm: str, cell: Cell, copies: dict[str, str]) -> list[Finding]:
+    """Return what a goal's limit is held against in a cell, rival by rival, in the figure in which the arm does best."""
     metrics = [metric for metric in cell.metrics if metric.key in goal.figures] if goal.figures else [cell.primary]
-    found = [each for metric in metrics if (each := find_figure(goal, arm, cell, metric, copies)) is not None]
-    best = max if goal.kind in ("better_by", "never_worse_by") else min
-    return best(found, key=lambda each: each.found.ratio) if found else None
+    found = [each for metric in metrics if (each := find_figure(goal, arm, cell, metric, copies))]
+    best = max if goal.kind in AT_LEAST else min
+    return best(found, key=lambda each: worst_of(goal, each).found.ratio, default=[])
 
 
-def find_figure(goal: Goal, arm: str, cell: Cell, metric: Metric, copies: dict[str, str]) -> Finding | None:
+def find_figure(goal: Goal, arm: str, cell: Cell, metric: Metric, copies: dict[str, str]) -> list[Finding]:
     """Return the same for one figure."""
+    rivals = goal.against or ("",)
+    found = [each for rival in rivals if (each := against(goal, arm, rival, cell, metric, copies)) is not None]
+    # As in the headline of a cell, a rival with few rounds counts only if no other has enough.
+    return [each for each in found if each.found.rounds >= statistics.ROUNDS_LEAST] or found
+
+
+def against(goal: Goal, arm: str, rival: str, cell: Cell, metric: Metric, copies: dict[str, str]) -> Finding | None:
+    """Return the same against one rival, or against none, where the goal is about the figure itself."""
     own = analysis.series_of(cell, arm, metric, copies)
-    rival = best_of(goal.against, cell, metric, copies)
-    if goal.against and not rival:
-        return None
     other = analysis.series_of(cell, rival, metric, copies) if rival else [1.0] * len(own)
     bounds = [analysis.bounds_of(cell, each, metric) for each in (arm, rival)]
     found: Estimated | None
@@ -301,7 +315,7 @@ def find_figure(goal: Goal, arm: str, cell: Cell, metric: Metric, copies: dict[s
         pairs = zip(cell.series(arm, metric.key), cell.series(rival, metric.key), strict=True)
         values = tuple(one - two for one, two in pairs if one is not None and two is not None)
         found = Difference(values) if values else None
-    elif goal.kind in ("better_by", "never_worse_by") and metric.better == "lower":
+    elif goal.kind in AT_LEAST and metric.better == "lower":
         bounds.reverse()
         found = statistics.estimate(statistics.log_ratios(other, own))
     else:
@@ -310,19 +324,6 @@ def find_figure(goal: Goal, arm: str, cell: Cell, metric: Metric, copies: dict[s
         return None
     bounded = tuple(each for each in (arm, rival) if analysis.bounds_of(cell, each, metric))
     return Finding(cell.name, metric.key, metric.unit, rival, found, *analysis.may_be(*bounds), bounded)
-
-
-def best_of(arms: Sequence[str], cell: Cell, metric: Metric, copies: dict[str, str]) -> str:
-    """Return which of these arms is best in a cell, or nothing where none was measured."""
-    means = {}
-    for arm in arms:
-        values = [each for each in analysis.series_of(cell, arm, metric, copies) if each is not None]
-        if values:
-            means[arm] = math.fsum(values) / len(values)
-    if not means:
-        return ""
-    best = min if metric.better == "lower" else max
-    return best(means, key=lambda arm: means[arm])
 
 
 def asked_for(verdict: GoalVerdict) -> str:

@@ -103,6 +103,30 @@ def test_the_worst_cell_and_the_best_rival_decide() -> None:
     assert verdict_of(goal, cells[0]).against == "uvloop"
 
 
+def test_rivals_are_compared_in_the_rounds_that_they_share_with_the_arm() -> None:
+    """The machine became slower after three rounds, which are all that one rival has."""
+    goal = goal_of("better_by", 1.05, ECHO, against=["asyncio", "uvloop"])
+    drift = [1.0, 1.001, 0.999, *(1.3 * factor for factor in NEAR)]
+    cell = cell_of(
+        ECHO,
+        asyncio=[10.0 * each for each in drift],
+        uvloop=[11.6 * each for each in drift[:3]],
+        ringloop=[11.0 * each * factor for each, factor in zip(drift, (*NEAR, *NEAR[:3]), strict=True)],
+    )
+    verdict = verdict_of(goal, cell)
+    assert (verdict.verdict, verdict.against) == ("missed", "asyncio")
+    assert verdict.value == pytest.approx(10 / 11, rel=0.01)
+
+
+def test_a_rival_that_scatters_is_not_passed_over_for_a_nearer_one() -> None:
+    goal = goal_of("better_by", 1.05, ECHO, against=["asyncio", "uvloop"])
+    cell = cell_of(ECHO, asyncio=12, uvloop=[6.0, 20.0, 12.5, 24.0, 9.0], ringloop=10)
+    verdict = verdict_of(goal, cell)
+    assert (verdict.verdict, verdict.against) == ("cannot tell", "uvloop")
+    assert verdict.low < 1.05 < verdict.value
+    assert verdict_of(goal, cell_of(ECHO, asyncio=12, uvloop=[13.0, 12.9], ringloop=10)).verdict == "reached"
+
+
 def test_more_is_better_where_a_figure_says_so() -> None:
     goal = goal_of("better_by", 1.5, ECHO, against=["uvloop"], figures=["operations_per_s"])
     assert verdict_of(goal, cell_of(ECHO, "operations_per_s", uvloop=100, ringloop=200)).verdict == "reached"
