@@ -133,7 +133,7 @@ def compare(
                 f"{cell.name}: {cell.primary.title} of {names} isn't compared, because it or the control's is only a bound"
             )
         for metric in cell.metrics if every_metric else [cell.primary]:
-            judged += judge_cell(cell, other, metric, known if metric.primary else both, reference, copies[0])
+            judged += judge_cell(cell, other, metric, known if metric.primary else both, reference, copies)
     if not judged:
         raise results.ResultError("the two results have no arm and cell in common that both have measured")
     return Comparison(judged, notes, missing)
@@ -160,11 +160,14 @@ def is_bound(cell: Cell, arm: str) -> bool:
 
 
 def judge_cell(
-    first: Cell, second: Cell, metric: Metric, arms: Sequence[str], control: str, copies: Mapping[str, str]
+    first: Cell, second: Cell, metric: Metric, arms: Sequence[str], control: str, copies: Sequence[Mapping[str, str]]
 ) -> list[Judged]:
-    """Judge the arms of a cell in one metric, with Holm's correction for their number."""
-    floors = [group.noise_floor for cell in (first, second) for group in cell.analysis.groups]
-    floor = max([statistics.MARGIN, moved(first, second, metric, copies), *floors])
+    """Judge the arms of a cell in one metric, with Holm's correction for their number; `copies` are those of each of the two."""
+    floors = [
+        statistics.noise_floor(analysis.again(cell, metric, own))
+        for cell, own in zip((first, second), copies, strict=True)
+    ]
+    floor = max(moved(first, second, metric, copies[0]), *floors)
     found = {}
     for arm in arms:
         if arm == control:

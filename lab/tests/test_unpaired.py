@@ -123,6 +123,17 @@ def test_how_far_the_copy_moved_is_no_change() -> None:
     assert kinds(unpaired.compare(before, after)) == {"red": "cannot tell"}
 
 
+def test_each_figure_has_the_noise_of_its_own_copies() -> None:
+    before, after = make_run({"red": 5.0}), make_run({"red": 5.35}, number=2)
+    for result in (before, after):
+        for sample in result.cells[0].measured(COPY):
+            sample.figures["operations_per_s"] *= 1.08
+    comparison = unpaired.compare(before, after, every_metric=True)
+    assert {judged.metric.key: judged.kind for judged in comparison.judged} == {
+        "server_cpu_us": "worse", "operations_per_s": "cannot tell",
+    }  # fmt: skip
+
+
 def test_what_is_missing_and_what_differs_is_told() -> None:
     before = make_run({"red": 5.0, "blue": 6.0}, cells=("echo/framed/1KB/100", "rtt/1KB"))
     after = make_run({"red": 5.0}, number=2)
