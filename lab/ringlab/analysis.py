@@ -93,17 +93,17 @@ def compare(
     members = zip(estimates, statistics.family(list(estimates.values()), len(estimates) + 1, share), strict=True)
     comparisons = []
     for arm, member in members:
-        bounds = bounds_of(cell, arm, metric), bounds_of(cell, baseline, metric)
+        bounds = bounds_of(cell, arm, metric, copies), bounds_of(cell, baseline, metric, copies)
         comparison = describe(metric, arm, baseline, member, floor, len(estimates), bounds, share)
         comparison.ratios = statistics.ratios_by_round(series_of(cell, arm, metric, copies), reference)
         comparisons.append(comparison)
     return comparisons
 
 
-def bounds_of(cell: Cell, arm: str, metric: Metric) -> frozenset[Bound]:
-    """Return in which directions an arm's figure is only a bound: 'at least', 'at most', or neither."""
-    bounds = {sample.bound for sample in cell.measured(arm)} if metric.primary else set()
-    return frozenset(bounds - {""})
+def bounds_of(cell: Cell, arm: str, metric: Metric, copies: Mapping[str, str]) -> frozenset[Bound]:
+    """Return in which directions an arm's figure, as series_of() has it, is only a bound: 'at least', 'at most', or neither."""
+    arms = [each for each in (arm, copies.get(arm)) if each and metric.primary]
+    return frozenset(sample.bound for each in arms for sample in cell.measured(each) if sample.bound)
 
 
 def may_be(numerator: frozenset[Bound], denominator: frozenset[Bound]) -> tuple[bool, bool]:
@@ -408,7 +408,7 @@ class Headline:
 
     def bounds(self, arm: str) -> frozenset[Bound]:
         """Return in which directions an arm's figure is only a bound."""
-        return bounds_of(self.cell, arm, self.cell.primary)
+        return bounds_of(self.cell, arm, self.cell.primary, self.copies)
 
     def standing(self, arm: str, other: str) -> results.ComparisonVerdict:
         """Return how an arm compares with another one."""

@@ -309,7 +309,7 @@ def against(goal: Goal, arm: str, rival: str, cell: Cell, metric: Metric, copies
     """Return the same against one rival, or against none, where the goal is about the figure itself."""
     own = analysis.series_of(cell, arm, metric, copies)
     other = analysis.series_of(cell, rival, metric, copies) if rival else [1.0] * len(own)
-    bounds = [analysis.bounds_of(cell, each, metric) for each in (arm, rival)]
+    bounds = [analysis.bounds_of(cell, each, metric, copies) for each in (arm, rival)]
     found: Estimated | None
     if goal.kind == "points_at_most":
         pairs = zip(cell.series(arm, metric.key), cell.series(rival, metric.key), strict=True)
@@ -322,7 +322,7 @@ def against(goal: Goal, arm: str, rival: str, cell: Cell, metric: Metric, copies
         found = statistics.estimate(statistics.log_ratios(own, other))
     if found is None:
         return None
-    bounded = tuple(each for each in (arm, rival) if analysis.bounds_of(cell, each, metric))
+    bounded = tuple(each for each in (arm, rival) if analysis.bounds_of(cell, each, metric, copies))
     return Finding(cell.name, metric.key, metric.unit, rival, found, *analysis.may_be(*bounds), bounded)
 
 

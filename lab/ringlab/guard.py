@@ -202,7 +202,7 @@ class Finding:
     def bounds(self) -> tuple[frozenset[results.Bound], frozenset[results.Bound]]:
         """In which directions the figures at head and at base are only bounds."""
         head, base = (
-            analysis.bounds_of(self.cell, f"{self.arm}@{side}", self.cell.primary) for side in reversed(SIDES)
+            analysis.bounds_of(self.cell, f"{self.arm}@{side}", self.cell.primary, {}) for side in reversed(SIDES)
         )
         return head, base
 

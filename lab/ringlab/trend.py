@@ -116,7 +116,7 @@ def all_series(runs: Sequence[Run], control: str = "") -> Iterator[Series]:
 def noise_of(cell: Cell, arm: str, metric: Metric, control: str, copies: Mapping[str, str]) -> steps.Noise:
     """Return what a run knows of the noise of a figure: what the A/A arm shows, and in which direction the figure is only a bound."""
     again = analysis.again(cell, metric, copies)
-    more, less = analysis.may_be(analysis.bounds_of(cell, arm, metric), analysis.bounds_of(cell, control, metric))
+    more, less = analysis.may_be(*(analysis.bounds_of(cell, each, metric, {}) for each in (arm, control)))
     return steps.Noise(again=again.ratio if again is not None else None, may_be_more=more, may_be_less=less)
 
 

@@ -253,6 +253,16 @@ def test_a_bound_is_never_compared_as_if_it_were_the_figure(
         assert "only bounds are known of" in group.verdict.sentence
 
 
+def test_the_bound_of_a_copy_is_one_of_the_merged_figure() -> None:
+    knees = {"fast": rounds_around(90_000), "slow": rounds_around(60_000), "slow (again)": rounds_around(60_000)}
+    cell, arms = sweep_cell(knees, {"slow (again)": "at least"})
+    arms[-1].repeats = "slow"
+    (group,) = analysis.analyse(cell, arms).groups
+    (comparison,) = (each for each in group.comparisons if each.metric == "knee_per_s")
+    assert (comparison.verdict, group.verdict.kind) == ("cannot tell", "cannot tell")
+    assert "only bounds are known of" in group.verdict.sentence
+
+
 def test_equal_bounds_are_no_tie() -> None:
     knees = {"one": rounds_around(90_000), "two": rounds_around(90_000)}
     assert sweep_cell(knees, {})[0].analysis.groups[0].verdict.kind == "tie"
