@@ -238,6 +238,8 @@ def common_control(cells: Sequence[Cell], copies: Sequence[Mapping[str, str]], a
         return asked if asked != "none" and all(cell.measured(asked) for cell in cells) else ""
     baselines = [[group.baseline for group in cell.analysis.groups] for cell in cells]
     common = [arm for arm in baselines[0] if all(arm in each for each in baselines)]
+    # A floor's knee is often only a bound, to which nothing can be relative.
+    common = [arm for arm in common if not any(bounds_of(cell, arm, cell.primary, {}) for cell in cells)] or common
     # Each group of HTTP servers has a baseline, but all share the rounds, and so the drift. Of one with a copy the noise is known.
     copied = next((arm for arm in common if all(arm in each for each in copies)), "")
     return choose_baseline(common, copied, cells[0].workload) if common else ""

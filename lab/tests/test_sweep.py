@@ -307,6 +307,26 @@ def test_guard_takes_no_bound_for_the_figure(head: float, bounds: dict[str, resu
         assert guard.conclusion(found) == "cannot tell: 1 of 1; only bounds are known of one in sweep/echo/1KB/50"
 
 
+def test_a_baseline_that_is_only_a_bound_is_no_control_if_there_is_another() -> None:
+    def result(bounds: dict[str, results.Bound], slower: float = 1.0) -> results.Result:
+        costs = {"c-epoll": 90_000, "go": 70_000, "asyncio-uvicorn": 9_000, "uvicorn": 8_000}
+        knees = {arm: rounds_around(rate / slower) for arm, rate in costs.items()}
+        cell, arms = sweep_cell(knees, bounds)
+        cell.parameters["protocol"] = "http"
+        for arm in arms:
+            arm.declares["parser"] = "real" if "uvicorn" in arm.name else "canned"
+        cell.analysis = analysis.analyse(cell, arms)
+        run = results.Run(command=[], begun="2026-11-23T06:00:00+00:00", seed=1, scale=workloads.SCALES["quick"])
+        return results.Result(run=run, arms=arms, cells=[cell])
+
+    known = unpaired.compare(result({}), result({}, slower=1.2))
+    assert {each.control for each in known.judged} == {"c-epoll"}
+    found = unpaired.compare(result({}), result({"c-epoll": "at least"}, slower=1.2))
+    assert {(each.arm, each.control, each.kind) for each in found.judged} == {
+        ("go", "asyncio-uvicorn", "tie"), ("uvicorn", "asyncio-uvicorn", "tie"),
+    }  # fmt: skip
+
+
 def test_a_knee_has_an_interval_of_its_own() -> None:
     cell, _ = sweep_cell({"one": rounds_around(90_000), "two": rounds_around(60_000)}, {})
     found = cell.analysis.sweeps[0]
