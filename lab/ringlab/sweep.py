@@ -144,7 +144,11 @@ class Search:
         above = [point for point in self.points if point.offered_per_s == high]
         if not above or any(point.outcome == "limited" for point in above):
             return Knee(low, "at least", floor_p50_ns, self.floor_ns)
-        p99_low = min(point.latency_ns_p99 for point in self.points if point.offered_per_s == low)
+        p99_low = min(
+            point.latency_ns_p99
+            for point in self.points
+            if point.offered_per_s == low and point.outcome in ("floor", "below")
+        )
         p99_high = min(point.latency_ns_p99 for point in above)
         return Knee(crossing(low, p99_low, high, p99_high, KNEE_TIMES * self.floor_ns), "", floor_p50_ns, self.floor_ns)
 
@@ -164,7 +168,9 @@ def crossing(low: float, p99_low: float, high: float, p99_high: float, threshold
     if not 0 < p99_low < threshold <= p99_high:
         # The server failed at the higher rate, so that its p99 says nothing.
         return math.sqrt(low * high)
-    share = math.log(threshold / p99_low) / math.log(p99_high / p99_low)
+    # Differences of logarithms: the ratio of a large and a tiny figure may be infinite.
+    least = math.log(p99_low)
+    share = (math.log(threshold) - least) / (math.log(p99_high) - least)
     return low * math.pow(high / low, share)
 
 

@@ -109,6 +109,23 @@ def test_a_rate_at_which_a_server_fails_is_past_the_knee() -> None:
     assert {point.outcome for point in search.points} == {"floor", "below", "failed"}
 
 
+@pytest.mark.parametrize("p99", [1.0, 5e-324])
+def test_the_p99_of_a_failed_trial_at_the_low_rate_says_nothing(p99: float) -> None:
+    def knee(failed_p99: float) -> float:
+        search, model = sweep.Search(), Model(1_000_000)
+        search.take(model.point(sweep.FLOOR_PER_S))
+        search.take(replace(model.point(sweep.FLOOR_PER_S), outcome="failed", latency_ns_p99=failed_p99))
+        while (rate := search.next_rate()) is not None:
+            search.take(replace(model.point(rate), latency_ns_p99=1e9))
+        return search.knee().per_s
+
+    assert knee(p99) == knee(BASE_NS)
+
+
+def test_a_line_from_the_least_float_crosses_the_threshold() -> None:
+    assert 10_000 < sweep.crossing(10_000, 5e-324, 20_000, 1e9, 3 * BASE_NS) < 20_000
+
+
 points = st.builds(
     RatePoint,
     offered_per_s=st.just(0.0),
