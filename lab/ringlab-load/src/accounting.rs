@@ -44,9 +44,43 @@ pub(crate) struct Details {
     pub(crate) rss_bytes: u64,
     /// By thread, because the numbers of an ended thread are lost.
     switches: HashMap<i32, Switches>,
+    kinship: HashMap<i32, Kinship>,
+}
+
+/// What shows whether a process that has ended was waited for. The kernel adds the minor page faults of such a process to its
+/// parent's where it adds the CPU time, and /proc rounds only the latter. A process can't start without a page fault.
+#[derive(Clone, Copy, Debug)]
+struct Kinship {
+    parent: i32,
+    /// With those of children that were waited for.
+    faults: u64,
+    waited_faults: u64,
 }
 
 impl Details {
+    /// Whether one of these processes, which have ended since, had no parent that waited for it, or one that doesn't count. The
+    /// kernel waits in the place of a process that ignores SIGCHLD, and forgets the CPU time.
+    fn lost(&self, ended: impl Iterator<Item = i32>, later: &Self) -> bool {
+        let mut expected: HashMap<i32, u64> = HashMap::new();
+        for one in ended.filter_map(|pid| self.kinship.get(&pid)) {
+            let mut heir = one.parent;
+            // If the parent has ended as well, the grandparent was given what both have used.
+            while let Some(parent) = self.kinship.get(&heir)
+                && !later.kinship.contains_key(&heir)
+            {
+                heir = parent.parent;
+            }
+            *expected.entry(heir).or_default() += one.faults;
+        }
+        expected.iter().any(|(heir, &faults)| {
+            let waited = |details: &Self| {
+                let kinship = details.kinship.get(heir);
+                kinship.map_or(0, |kinship| kinship.waited_faults)
+            };
+            waited(later).saturating_sub(waited(self)) < faults
+        })
+    }
+
     /// The switches since `earlier` of all threads that still exist.
     fn switches_since(&self, earlier: &Self) -> Switches {
         let mut all = Switches::default();
@@ -147,12 +181,10 @@ impl Readings {
             .zip(self.cpu_end.as_ref())
             .ok_or(missing)?;
         let waited_ns = after.waited_ns.saturating_sub(before.waited_ns);
-        let gone = begin.iter().filter(|(pid, _)| !end.contains_key(pid));
-        let gone_ns: u64 = gone.map(|(_, ns)| ns).sum();
-        // Times of ended children are rounded to ticks, twice.
-        if gone_ns > waited_ns + 2 * system::tick_ns() * begin.len() as u64 {
+        let ended = begin.keys().filter(|pid| !end.contains_key(pid));
+        if before.lost(ended.copied(), after) {
             return Err(
-                "a child process ended, and its parent hasn't waited for it, so its CPU time is lost",
+                "a child process ended, and the server hasn't waited for it (it may ignore SIGCHLD), so its CPU time is lost",
             );
         }
         let total = |times: &CpuTimes| times.values().sum::<u64>();
@@ -200,7 +232,9 @@ impl Account {
             all.threads += one.threads;
             all.rss_bytes += one.rss_bytes;
             all.switches.extend(one.switches);
+            all.kinship.extend(one.kinship);
         }
+        all.pids.sort_unstable();
         Ok(all)
     }
 
@@ -229,7 +263,8 @@ impl Account {
         }
     }
 
-    /// The processes that were named and all their descendants, in ascending order.
+    /// The processes that were named and all their descendants, parents before their children: a parent that is read first hasn't
+    /// waited yet for any child that is read.
     fn with_descendants(&self) -> Vec<i32> {
         let mut found = self.pids.clone();
         if found.is_empty() {
@@ -259,7 +294,6 @@ impl Account {
             }
             next += 1;
         }
-        found.sort_unstable();
         found
     }
 
@@ -361,6 +395,12 @@ fn details_of(pid: i32) -> io::Result<Details> {
     // utime, stime, and the same for the children that were waited for.
     let (user_ns, system_ns, waited_user_ns, waited_system_ns) =
         (ns(14)?, ns(15)?, ns(16)?, ns(17)?);
+    let waited_faults = stat.field(11)?;
+    let kinship = Kinship {
+        parent: stat.field(4)? as i32,
+        faults: stat.field(10)? + waited_faults,
+        waited_faults,
+    };
     Ok(Details {
         pids: vec![pid],
         user_ns: user_ns + waited_user_ns,
@@ -369,5 +409,6 @@ fn details_of(pid: i32) -> io::Result<Details> {
         threads: stat.field(20)?,
         rss_bytes: stat.field(24)? * system::page_bytes(),
         switches,
+        kinship: HashMap::from([(pid, kinship)]),
     })
 }

@@ -206,6 +206,40 @@ fn children_that_end_in_the_window_count_as_far_as_they_worked_in_it() {
 }
 
 #[test]
+fn children_that_ended_without_being_waited_for_are_an_error() {
+    // No shell can be made to ignore SIGCHLD.
+    let script = |action: &str| {
+        format!(
+            "exec python3 -c '
+import os, signal
+signal.signal(signal.SIGCHLD, signal.{action})
+if os.fork() == 0:
+    os.read(0, 100)
+    os._exit(0)
+print(\"ready\", flush=True)
+try:
+    os.wait()
+except ChildProcessError:
+    pass  # It has ended, and was ignored.
+print(\"ended\", flush=True)
+os.read(0, 100)
+'"
+        )
+    };
+    for (action, lost) in [("SIG_DFL", false), ("SIG_IGN", true)] {
+        let mut server = Script::start(&script(action));
+        let pid = server.pid();
+        let result = result_while(&["--account", &pid], || {
+            server.ask();
+        });
+        let server = &result["server"];
+        assert_eq!(server["cpu_ns"].is_null(), lost, "{action}: {result}");
+        let error = server["error"].as_str().unwrap_or_default();
+        assert_eq!(error.contains("ignore SIGCHLD"), lost, "{action}: {result}");
+    }
+}
+
+#[test]
 fn a_process_that_is_named_twice_counts_once() {
     let server = Script::start("echo ready; read x");
     let pid = server.pid();
