@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from ringlab import generator, instruments, manifest, preflight, process, results
 from ringlab.instruments import Instrument, Instruments
+from ringlab.manifest import MARK
 from ringlab.process import SampleFailed, Server
 
 
@@ -145,6 +146,11 @@ def cpu_words(cpus: Sequence[int]) -> list[str]:
     return ["--cpu", ",".join(map(str, cpus))] if cpus else []
 
 
+def account_words(server: Server) -> list[str]:
+    """Return the load generator's words about a server's processes, which count whenever they start and end."""
+    return ["--account", str(server.pid), "--account-mark", f"{MARK}={server.mark}"]
+
+
 def responder_words(cpus: Sequence[int]) -> list[str]:
     """Return the load generator's words about the CPU of its responder."""
     return ["--responder-cpu", str(cpus[0])] if cpus else []
@@ -203,8 +209,7 @@ class LocalServing:
         watch = StealWatch()
         if self.hosting is None:
             return Loaded(self.generate(words, expected_s, watch.see))
-        # Its children count, too, whenever they start and end.
-        account = ["--account", str(self.hosting.server.pid)]
+        account = account_words(self.hosting.server)
         with self.hosting.watched(), instruments.applied(instrument, self.hosting.server.tree()) as reading:
 
             def see(event: dict[str, Any]) -> None:

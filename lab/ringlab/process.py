@@ -286,13 +286,20 @@ class Server:
         words = self.child.stderr.last_line() or ("" if self.ready.is_set() else self.child.stdout.last_line())
         return f"; its last line: {results.shorten(words, 300)}" if words else ""
 
+    @property
+    def mark(self) -> str:
+        """Of its processes."""
+        assert self.child is not None
+        return self.child.mark
+
     def tree(self) -> list[int]:
-        """Return the PIDs of all that serves: the process and its descendants."""
+        """Return the PIDs of all that serves: the process, its descendants, and what has left its tree, as daemons do."""
         try:
             process = psutil.Process(self.pid)
-            return [self.pid, *(child.pid for child in process.children(recursive=True))]
+            found = [self.pid, *(child.pid for child in process.children(recursive=True))]
         except psutil.NoSuchProcess:
             return []
+        return list(dict.fromkeys([*found, *marked(self.mark)]))
 
     def threads(self) -> int:
         """Return how many threads serve, those of the kernel that belong to the process among them."""
@@ -471,9 +478,9 @@ def find_sockets(server: Server, peer_port: int | None) -> tuple[list[socket.soc
     return found, len(inodes), hindrance
 
 
-def check_port(server: Server) -> None:
-    """Raise SampleFailed where a process that isn't the server's listens at its port: that one would be measured."""
-    inodes = tcp_inodes(server.pid, server.port, None)
+def check_owner(server: Server, peer_port: int | None) -> None:
+    """Raise SampleFailed where a process that isn't the server's listens at its port, or has accepted a connection there."""
+    inodes = tcp_inodes(server.pid, server.port, peer_port)
     own = set(server.tree())
 
     def owners(pids: Iterable[int]) -> set[int]:
@@ -487,7 +494,8 @@ def check_port(server: Server) -> None:
     # No descriptor was found: io_uring can hold sockets without descriptors.
     if inodes and not owners(own):
         for pid in owners(set(psutil.pids()) - own):
-            raise SampleFailed(f"process {pid}, which isn't the server's, listens on port {server.port}")
+            does = "listens on" if peer_port is None else "has accepted a connection at"
+            raise SampleFailed(f"process {pid}, which isn't the server's, {does} port {server.port}")
 
 
 def check_equal(name: str, declared: Any, found: Any, differs: str) -> results.Check:
@@ -553,6 +561,7 @@ def check_connection(server: Server) -> list[results.Check]:
             if server.kind == "discard":
                 # It answers the end alone, and then closes the connection: whether it has accepted it is looked up until it has.
                 checks = check_accepted(server, client, ACCEPT_TIMEOUT_S)
+                check_owner(server, client.getsockname()[1])
                 client.shutdown(socket.SHUT_WR)
                 count = first_answer(server, client, len(b"%d\n" % len(message)))
                 if count != b"%d\n" % len(message):
@@ -562,6 +571,8 @@ def check_connection(server: Server) -> list[results.Check]:
                 return checks
             # The answer shows that the server has the connection in hand.
             first_answer(server, client, 1 if server.kind == "http" else len(greeting))
+            # What has left the server's tree, and its environment as well, wouldn't be accounted for.
+            check_owner(server, client.getsockname()[1])
             return check_accepted(server, client)
     except OSError as error:
         raise SampleFailed(f"the server doesn't accept a connection: {error}{server.last_words()}") from None
@@ -612,6 +623,6 @@ def verify(server: Server) -> list[results.Check]:
     """
     if platform.system() != "Linux":  # pragma: no cover
         raise SampleFailed("ringlab measures on Linux only")
-    check_port(server)
+    check_owner(server, None)
     # What an ASGI server is sent first depends on the cell, and so the load generator does that (runner.Race.first_client).
     return [*check_listening(server), *(check_connection(server) if server.kind != "asgi" else [])]

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from conftest import CALL_SOON, FAST, MakeTargets, command_of, lives, wait_until_gone
-from ringlab import cli, manifest, process, session, system_calls
+from ringlab import cli, execution, manifest, process, session, system_calls
 
 pytestmark = [pytest.mark.usefixtures("fake_load"), pytest.mark.timeout(300)]
 
@@ -95,6 +95,29 @@ def test_another_server_at_the_port_is_not_measured(make_targets: MakeTargets, m
             process.Server(arm, "echo", 1) as server,
         ):
             process.verify(server)
+
+
+def test_a_worker_that_has_left_the_servers_tree_is_one_of_its_processes(make_targets: MakeTargets) -> None:
+    (arm,) = manifest.discover(make_targets(one=1.0, faults={"one": "worker-leaves"}))
+    with process.Server(arm, "echo", 1) as server:
+        process.verify(server)
+        assert len(server.tree()) == len(set(server.tree())) == 2
+        words = execution.account_words(server)
+        assert words[1] == str(server.pid)
+        variable = words[3].encode()
+        for pid in server.tree():
+            assert variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+
+
+def test_a_worker_that_has_left_its_mark_as_well_is_not_measured(make_targets: MakeTargets) -> None:
+    (arm,) = manifest.discover(make_targets(one=1.0, faults={"one": "bare-worker-leaves"}))
+    with (
+        pytest.raises(
+            process.SampleFailed, match=r"process \d+, which isn't the server's, has accepted a connection at port"
+        ),
+        process.Server(arm, "echo", 1) as server,
+    ):
+        process.verify(server)
 
 
 def test_a_program_that_starts_others_ends_with_them(make_targets: MakeTargets) -> None:

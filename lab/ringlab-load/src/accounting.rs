@@ -1,11 +1,12 @@
 //! The cost of the server's processes: CPU time, context switches, threads, memory.
 //!
-//! A process counts with its descendants, including those that start or end during the run. CPU time comes from the processes'
+//! A process counts with its descendants, including those that start or end during the run, and those that have left its tree
+//! but not what marks them. CPU time comes from the processes'
 //! CPU clocks, in ns. The clock of a busy process may lag by a tick of the kernel (1 to 10 ms). These clocks are read at the
 //! instants at which the window opens and closes. /proc takes longer to read, so it is read before the window opens and after it
 //! closes.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
 use std::io;
 
@@ -25,10 +26,12 @@ pub(crate) struct NoProcess {
     source: io::Error,
 }
 
-/// The processes of the server that were named. Their descendants count as well.
+/// The processes of the server that were named. Their descendants count as well, and so do later processes with the mark, a
+/// variable of the environment as NAME=VALUE: one whose parent has ended is nobody's descendant.
 #[derive(Debug)]
 pub(crate) struct Account {
     pids: Vec<i32>,
+    mark: Option<String>,
 }
 
 /// What /proc reports, summed over all processes. Times include those of ended children that were waited for.
@@ -193,12 +196,13 @@ impl Readings {
 }
 
 impl Account {
-    /// Accounts for the processes with these numbers.
-    pub(crate) fn open(pids: &[i32]) -> Result<Self, NoProcess> {
+    /// Accounts for the processes with these numbers, and those with the mark.
+    pub(crate) fn open(pids: &[i32], mark: Option<&str>) -> Result<Self, NoProcess> {
         let mut pids = pids.to_vec();
         pids.sort_unstable();
         pids.dedup();
-        let account = Self { pids };
+        let mark = mark.map(str::to_owned);
+        let account = Self { pids, mark };
         account.cpu_times(&account.pids)?;
         Ok(account)
     }
@@ -221,7 +225,7 @@ impl Account {
     /// What /proc reports now.
     pub(crate) fn details(&self) -> Result<Details, NoProcess> {
         let mut all = Details::default();
-        for pid in self.with_descendants() {
+        for pid in self.everything() {
             let Some(one) = self.unless_gone(pid, details_of(pid))? else {
                 continue;
             };
@@ -245,7 +249,7 @@ impl Account {
             rss_bytes: 0,
             pss_bytes: 0,
         };
-        for pid in self.with_descendants() {
+        for pid in self.everything() {
             if let Some((rss, pss)) = self.unless_gone(pid, memory_of(pid))? {
                 all.rss_bytes += rss;
                 all.pss_bytes += pss;
@@ -263,15 +267,16 @@ impl Account {
         }
     }
 
-    /// The processes that were named and all their descendants, parents before their children: a parent that is read first hasn't
-    /// waited yet for any child that is read.
-    fn with_descendants(&self) -> Vec<i32> {
+    /// All processes that count, parents before their children: a parent that is read first hasn't waited yet for any child that
+    /// is read.
+    fn everything(&self) -> Vec<i32> {
         let mut found = self.pids.clone();
         if found.is_empty() {
             return found;
         }
         let own_pid = std::process::id() as i32;
-        let mut children: HashMap<i32, Vec<i32>> = HashMap::new();
+        let mut parents: BTreeMap<i32, i32> = BTreeMap::new();
+        let mut began: HashMap<i32, u64> = HashMap::new();
         for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
             let name = entry.file_name();
             let Some(pid) = name.to_str().and_then(|name| name.parse::<i32>().ok()) else {
@@ -281,18 +286,29 @@ impl Account {
             if pid == own_pid {
                 continue;
             }
-            if let Some(parent) = Stat::read(pid).ok().and_then(|stat| stat.field(4).ok()) {
-                children.entry(parent as i32).or_default().push(pid);
+            let Ok(stat) = Stat::read(pid) else {
+                continue;
+            };
+            if let (Ok(parent), Ok(ticks)) = (stat.field(4), stat.field(22)) {
+                parents.insert(pid, parent as i32);
+                began.insert(pid, ticks);
             }
         }
-        let mut next = 0;
-        while let Some(pid) = found.get(next) {
-            for child in children.remove(pid).unwrap_or_default() {
-                if !found.contains(&child) {
-                    found.push(child);
-                }
-            }
-            next += 1;
+        let mut children: HashMap<i32, Vec<i32>> = HashMap::new();
+        for (&pid, &parent) in &parents {
+            children.entry(parent).or_default().push(pid);
+        }
+        add_descendants(&mut found, &mut children);
+        if let Some(mark) = &self.mark {
+            let first = self.pids.iter().filter_map(|pid| began.get(pid)).min();
+            // Reading an environment takes longer, so those of older processes aren't read.
+            let later = parents
+                .keys()
+                .filter(|pid| began.get(pid) >= first && !found.contains(pid));
+            let marked: HashSet<i32> = later.copied().filter(|&pid| is_marked(pid, mark)).collect();
+            let heads = marked.iter().filter(|pid| !marked.contains(&parents[pid]));
+            found.extend(heads);
+            add_descendants(&mut found, &mut children);
         }
         found
     }
@@ -326,6 +342,28 @@ impl Account {
             "error": readings.error.clone().or(error),
         })
     }
+}
+
+/// Adds the descendants of the processes that were found, which are taken out of `children`.
+fn add_descendants(found: &mut Vec<i32>, children: &mut HashMap<i32, Vec<i32>>) {
+    let mut next = 0;
+    while let Some(pid) = found.get(next) {
+        for child in children.remove(pid).unwrap_or_default() {
+            if !found.contains(&child) {
+                found.push(child);
+            }
+        }
+        next += 1;
+    }
+}
+
+/// Whether a process was started with the mark, or with one within it, which has a slash and more at its end.
+fn is_marked(pid: i32, mark: &str) -> bool {
+    let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+    environment.split(|&byte| byte == 0).any(|variable| {
+        let rest = variable.strip_prefix(mark.as_bytes());
+        rest.is_some_and(|rest| rest.is_empty() || rest[0] == b'/')
+    })
 }
 
 fn invalid(what: &str) -> io::Error {

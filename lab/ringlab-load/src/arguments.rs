@@ -299,6 +299,11 @@ pub(crate) struct Common {
     /// Process of the server: its CPU time and memory, with those of its descendants, are in the result. May be given several times [default: none]
     #[arg(long, value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
     pub(crate) account: Vec<i32>,
+
+    /// Variable in the environment of the server. With --account, what was started later with the same value, or with that, a slash and more,
+    /// counts as well, such as a process whose parent has ended
+    #[arg(long, value_name = "NAME=VALUE", requires = "account")]
+    pub(crate) account_mark: Option<String>,
 }
 
 /// The size of messages.
@@ -523,6 +528,11 @@ pub(crate) struct Bookkeeping {
     #[arg(long, value_name = "PID", required = true, value_parser = clap::value_parser!(i32).range(1..))]
     pub(crate) account: Vec<i32>,
 
+    /// Variable in the environment of the server. With --account, what was started later with the same value, or with that, a slash and more,
+    /// counts as well, such as a process whose parent has ended
+    #[arg(long, value_name = "NAME=VALUE", requires = "account")]
+    pub(crate) account_mark: Option<String>,
+
     /// Seconds between the start and the window
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = parse_seconds)]
     #[serde(rename = "warm_up_s", serialize_with = "as_seconds")]
@@ -597,6 +607,7 @@ impl Ceiling {
             max_operations: None,
             seed: 1,
             account: vec![pid],
+            account_mark: None,
         }
     }
 }
@@ -632,6 +643,7 @@ impl Common {
             seed: self.seed,
             spin_ns: u64::from(measuring.spin_us) * 1000,
             account: self.account.clone(),
+            account_mark: self.account_mark.clone(),
             hdr: measuring.hdr,
         }
     }

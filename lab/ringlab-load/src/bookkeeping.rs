@@ -20,7 +20,7 @@ const LOOK: Duration = Duration::from_millis(100);
 
 /// Reads the clocks of the processes when the window opens and when it closes: stdin says when the warm-up before it begins.
 pub(crate) fn measure(options: &Bookkeeping, interrupted: &AtomicBool) -> anyhow::Result<Value> {
-    let account = Account::open(&options.account)?;
+    let account = Account::open(&options.account, options.account_mark.as_deref())?;
     let mut readings = Readings::default();
     readings.rest(&account)?;
     system::ask_for_precise_waits();

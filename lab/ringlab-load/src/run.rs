@@ -89,7 +89,7 @@ pub(crate) fn run<E: Exchange>(
             limit,
         });
     }
-    let account = Account::open(&settings.account)?;
+    let account = Account::open(&settings.account, settings.account_mark.as_deref())?;
     let shared = Shared::new(settings.threads, failures);
     let mut control = Control::new(settings, &shared, &account, interrupted);
     control.record.readings.rest(&account)?;

@@ -276,7 +276,7 @@ def account(seat: Seat, hosting: execution.Hosted, message: dict[str, Any]) -> N
         watch.see(event)
         reading.see(event)
 
-    words = ["account", *message["words"], "--account", str(hosting.server.pid)]
+    words = ["account", *message["words"], *execution.account_words(hosting.server)]
     with hosting.watched(), instruments.applied(message["instrument"], hosting.server.tree()) as reading:
         event = run_on_time(seat, words, message["expected_s"], see)
     seat.reports["accounted"] = {

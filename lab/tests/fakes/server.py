@@ -10,6 +10,12 @@ import sys
 import threading
 import time
 
+BARE_ECHO = """
+import socket, sys
+connection, _ = socket.socket(fileno=int(sys.argv[1])).accept()
+while data := connection.recv(65536):
+    connection.sendall(data)
+"""
 LEAKED: list[bytearray] = []
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 13\r\n\r\nHello, World!"
 
@@ -92,6 +98,16 @@ def main() -> None:
     listener = socket.create_server((options.host, options.port), backlog=5 if options.fault == "backlog" else 1024)
     if options.fault != "quiet":
         print(f"listening on {options.host}:{listener.getsockname()[1]}", flush=True)
+    if options.fault in ("worker-leaves", "bare-worker-leaves"):
+        if os.fork() != 0:
+            os.wait()
+            time.sleep(600)
+        if os.fork() != 0:
+            os._exit(0)
+        os.setsid()
+        if options.fault == "bare-worker-leaves":
+            os.set_inheritable(listener.fileno(), True)
+            os.execve(sys.executable, [sys.executable, "-c", BARE_ECHO, str(listener.fileno())], {})
     number = 0
     while True:
         connection, _ = listener.accept()

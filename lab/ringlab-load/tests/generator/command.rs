@@ -206,6 +206,26 @@ fn children_that_end_in_the_window_count_as_far_as_they_worked_in_it() {
 }
 
 #[test]
+fn a_process_that_has_left_the_servers_tree_counts_by_its_mark() {
+    // The shell between them has ended before it is ready. The first one reads an output that only it has.
+    let ended = "while grep -q . /proc/$BETWEEN/environ; do :; done";
+    let work = format!("{ended} 2>&5; echo ready; read x; {WORK}; echo done; read x");
+    let between = "BETWEEN=$$ MARK=here/1 sh -c \"$0\" <&3 5>&1 >&4 &";
+    let script = format!("exec 3<&0 4>&1; : $(sh -c '{between}' '{work}')");
+    for (mark, counts) in [("MARK=here", true), ("MARK=her", false)] {
+        let mut server = Script::start(&script);
+        let pid = server.pid();
+        let options = ["--account", &pid, "--account-mark", mark];
+        let result = result_while(&options, || {
+            server.ask();
+        });
+        assert!(result["server"]["error"].is_null(), "{result}");
+        let cpu_ns = result["server"]["cpu_ns"].as_u64().unwrap();
+        assert_eq!(cpu_ns > 10_000_000, counts, "{mark}: {result}");
+    }
+}
+
+#[test]
 fn children_that_ended_without_being_waited_for_are_an_error() {
     // No shell can be made to ignore SIGCHLD.
     let script = |action: &str| {
