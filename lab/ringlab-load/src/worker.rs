@@ -756,15 +756,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
             let nothing_asked = connection.answered == connection.sent && connection.position == 0;
             let unexpected = connection.in_flight() == 0 || (nothing_asked && !E::STREAMING);
             if unexpected && !E::CONTROL_FRAMES {
-                let failure = Failure::new(
-                    Kind::Unexpected,
-                    format!(
-                        "{} bytes came on connection {} after the answer to its message {}, which nobody asked for",
-                        rest.len(),
-                        connection.number,
-                        connection.answered.wrapping_sub(1)
-                    ),
-                );
+                let failure = unasked(connection.number, connection.answered, rest.len());
                 self.fail(index, failure);
                 return false;
             }
@@ -1150,4 +1142,15 @@ impl<'a, E: Exchange> Worker<'a, E> {
             .collect();
         self.measured
     }
+}
+
+/// The failure of a connection on which bytes came that no message asked for, when so many had been answered.
+fn unasked(connection: u32, answered: u32, bytes: usize) -> Failure {
+    let when = match answered.checked_sub(1) {
+        Some(last) => format!("after the answer to its message {last}"),
+        None => "before its first message was sent".to_owned(),
+    };
+    let text =
+        format!("{bytes} bytes came on connection {connection} {when}, which nobody asked for");
+    Failure::new(Kind::Unexpected, text)
 }

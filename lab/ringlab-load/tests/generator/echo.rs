@@ -174,6 +174,26 @@ fn more_than_was_sent_voids_the_run() {
     assert!(result["void"].is_string());
 }
 
+#[test]
+fn what_comes_before_the_first_message_voids_the_run() {
+    let address = server(|mut stream, connection| {
+        if connection == 0 {
+            stream.write_all(&[b'!'; 100])?;
+        }
+        stream.read_exact(&mut [0; 1])
+    });
+    // Nothing is sent before the last connection is open.
+    let load = ["--size", "100", "--connections", "2", "--ramp", "60"];
+    let result = result("echo", address, &options(&ENDLESS, &load));
+    assert_only_failure(
+        &result,
+        "unexpected",
+        1,
+        "100 bytes came on connection 0 before its first message was sent, which nobody asked for",
+    );
+    assert!(result["void"].is_string());
+}
+
 /// Three connections, of which the second fails after three messages.
 fn second_fails(answer: Answer, bytes: usize) -> Value {
     let address = message_server(500, move |connection, number, message| {
