@@ -123,12 +123,11 @@ class Commands(click.Group):
         """Run one of them."""
         with errors_told(), interruptible():
             try:
-                return super().invoke(ctx)
+                with process.guarded():
+                    return super().invoke(ctx)
             except KeyboardInterrupt:
                 click.echo("interrupted", err=True)
                 sys.exit(session.EXIT_INTERRUPTED)
-            finally:
-                process.end_marked()
 
 
 def targets_folder_option() -> Decorator:

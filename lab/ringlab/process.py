@@ -17,6 +17,7 @@ import signal
 import socket
 import struct
 import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -104,6 +105,27 @@ def end_marked(mark: str = RUN_MARK) -> None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.001)
+
+
+@contextlib.contextmanager
+def guarded() -> Iterator[None]:
+    """End everything of this run at the end of the block, and where this process is killed within it; raises OSError.
+
+    The kernel ends only direct children with their parent (die_with_parent), and not those that servers fork.
+    """
+    # Only this process holds the other end of the pipe, so that it is closed however this process ends.
+    with subprocess.Popen(
+        [sys.executable, "-m", "ringlab.guardian", RUN_MARK],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as guardian:
+        try:
+            yield
+        finally:
+            end_marked()
+            guardian.kill()
 
 
 def said(stderr: IO[bytes]) -> str:

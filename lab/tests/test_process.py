@@ -145,6 +145,25 @@ def test_a_build_ends_with_the_lab(number: signal.Signals, make_targets: MakeTar
     wait_until_gone(pid)
 
 
+@pytest.mark.parametrize("what", ["loops", "build"])
+def test_what_was_started_ends_with_a_lab_that_is_killed(what: str, make_targets: MakeTargets, tmp_path: Path) -> None:
+    folder, marker = make_targets(one=1.0), tmp_path / "pid"
+    path = folder / "one" / manifest.FILE_NAME
+    inner = f"sleep 600 & echo $! > {marker}; wait"
+    lines = path.read_text().splitlines()
+    if what == "loops":
+        lines = [f"loops = \"sh -c '{inner}'\"" if line.startswith("loops") else line for line in lines]
+    else:
+        lines += ["[build]", f'command = "{inner}"', 'artefact = "none"']
+    path.write_text("\n".join(lines))
+    words = ("run", CALL_SOON, *FAST, "--targets-folder", folder, "--output", tmp_path / "out")
+    lab = subprocess.Popen(command_of(*words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    pid = int(wait_for(marker, lab))
+    lab.kill()
+    lab.communicate(timeout=60)
+    wait_until_gone(pid)
+
+
 @pytest.mark.parametrize("what", ["detect", "build"])
 def test_what_has_just_begun_ends_with_the_lab(
     what: str, make_targets: MakeTargets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
