@@ -6,7 +6,7 @@
 //! instants at which the window opens and closes. /proc takes longer to read, so it is read before the window opens and after it
 //! closes.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::io;
 
@@ -55,9 +55,23 @@ pub(crate) struct Details {
 #[derive(Clone, Copy, Debug)]
 struct Kinship {
     parent: i32,
+    /// When the process began, in ticks.
+    began: u64,
     /// With those of children that were waited for.
     faults: u64,
     waited_faults: u64,
+}
+
+impl Kinship {
+    fn of(stat: &Stat) -> io::Result<Self> {
+        let waited_faults = stat.field(11)?;
+        Ok(Self {
+            parent: stat.field(4)? as i32,
+            began: stat.field(22)?,
+            faults: stat.field(10)? + waited_faults,
+            waited_faults,
+        })
+    }
 }
 
 impl Details {
@@ -65,7 +79,7 @@ impl Details {
     /// kernel waits in the place of a process that ignores SIGCHLD, and forgets the CPU time.
     fn lost(&self, ended: impl Iterator<Item = i32>, later: &Self) -> bool {
         let mut expected: HashMap<i32, u64> = HashMap::new();
-        for one in ended.filter_map(|pid| self.kinship.get(&pid)) {
+        for (pid, one) in ended.filter_map(|pid| Some((pid, self.kinship.get(&pid)?))) {
             let mut heir = one.parent;
             // If the parent has ended as well, the grandparent was given what both have used.
             while let Some(parent) = self.kinship.get(&heir)
@@ -73,7 +87,11 @@ impl Details {
             {
                 heir = parent.parent;
             }
-            *expected.entry(heir).or_default() += one.faults;
+            // Processes are read in ascending order. An heir that was read later, after the numbers have begun again at the
+            // lowest, may have waited before it was read.
+            if heir < pid {
+                *expected.entry(heir).or_default() += one.faults;
+            }
         }
         expected.iter().any(|(heir, &faults)| {
             let waited = |details: &Self| {
@@ -129,6 +147,9 @@ impl Readings {
 
     /// The slow readings before the window.
     pub(crate) fn prepare(&mut self, account: &Account) {
+        // A server may have a child for each connection, which ends with it, and none at this instant. No connection of this
+        // thread ends while it reads, so the second reading finds those that began during the first.
+        account.everything();
         self.details_begin = self.noted(account.details());
     }
 
@@ -184,7 +205,9 @@ impl Readings {
             .zip(self.cpu_end.as_ref())
             .ok_or(missing)?;
         let waited_ns = after.waited_ns.saturating_sub(before.waited_ns);
-        let ended = begin.keys().filter(|pid| !end.contains_key(pid));
+        // Many a child has ended before the window, which is later than this reading.
+        let seen = before.kinship.keys();
+        let ended = seen.filter(|pid| !end.contains_key(pid));
         if before.lost(ended.copied(), after) {
             return Err(
                 "a child process ended, and the server hasn't waited for it (it may ignore SIGCHLD), so its CPU time is lost",
@@ -224,8 +247,12 @@ impl Account {
 
     /// What /proc reports now.
     pub(crate) fn details(&self) -> Result<Details, NoProcess> {
-        let mut all = Details::default();
-        for pid in self.everything() {
+        let (pids, kinship) = self.everything();
+        let mut all = Details {
+            kinship,
+            ..Details::default()
+        };
+        for pid in pids {
             let Some(one) = self.unless_gone(pid, details_of(pid))? else {
                 continue;
             };
@@ -236,9 +263,7 @@ impl Account {
             all.threads += one.threads;
             all.rss_bytes += one.rss_bytes;
             all.switches.extend(one.switches);
-            all.kinship.extend(one.kinship);
         }
-        all.pids.sort_unstable();
         Ok(all)
     }
 
@@ -249,7 +274,7 @@ impl Account {
             rss_bytes: 0,
             pss_bytes: 0,
         };
-        for pid in self.everything() {
+        for pid in self.everything().0 {
             if let Some((rss, pss)) = self.unless_gone(pid, memory_of(pid))? {
                 all.rss_bytes += rss;
                 all.pss_bytes += pss;
@@ -267,16 +292,14 @@ impl Account {
         }
     }
 
-    /// All processes that count, parents before their children: a parent that is read first hasn't waited yet for any child that
-    /// is read.
-    fn everything(&self) -> Vec<i32> {
+    /// All processes that count, in ascending order, and what was read of those that exist.
+    fn everything(&self) -> (Vec<i32>, HashMap<i32, Kinship>) {
         let mut found = self.pids.clone();
         if found.is_empty() {
-            return found;
+            return (found, HashMap::new());
         }
         let own_pid = std::process::id() as i32;
-        let mut parents: BTreeMap<i32, i32> = BTreeMap::new();
-        let mut began: HashMap<i32, u64> = HashMap::new();
+        let mut all: BTreeMap<i32, Kinship> = BTreeMap::new();
         for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
             let name = entry.file_name();
             let Some(pid) = name.to_str().and_then(|name| name.parse::<i32>().ok()) else {
@@ -286,31 +309,33 @@ impl Account {
             if pid == own_pid {
                 continue;
             }
-            let Ok(stat) = Stat::read(pid) else {
-                continue;
-            };
-            if let (Ok(parent), Ok(ticks)) = (stat.field(4), stat.field(22)) {
-                parents.insert(pid, parent as i32);
-                began.insert(pid, ticks);
+            if let Ok(kinship) = Stat::read(pid).and_then(|stat| Kinship::of(&stat)) {
+                all.insert(pid, kinship);
             }
         }
         let mut children: HashMap<i32, Vec<i32>> = HashMap::new();
-        for (&pid, &parent) in &parents {
-            children.entry(parent).or_default().push(pid);
+        for (&pid, one) in &all {
+            children.entry(one.parent).or_default().push(pid);
         }
         add_descendants(&mut found, &mut children);
         if let Some(mark) = &self.mark {
-            let first = self.pids.iter().filter_map(|pid| began.get(pid)).min();
+            let named = self.pids.iter().filter_map(|pid| all.get(pid));
+            let first = named.map(|one| one.began).min().unwrap_or(u64::MAX);
             // Reading an environment takes longer, so those of older processes aren't read.
-            let later = parents
-                .keys()
-                .filter(|pid| began.get(pid) >= first && !found.contains(pid));
-            let marked: HashSet<i32> = later.copied().filter(|&pid| is_marked(pid, mark)).collect();
-            let heads = marked.iter().filter(|pid| !marked.contains(&parents[pid]));
-            found.extend(heads);
+            let later = all
+                .iter()
+                .filter(|(pid, one)| one.began >= first && !found.contains(pid));
+            let marked: Vec<i32> = later
+                .map(|(&pid, _)| pid)
+                .filter(|&pid| is_marked(pid, mark))
+                .collect();
+            found.extend(marked);
             add_descendants(&mut found, &mut children);
         }
-        found
+        found.sort_unstable();
+        found.dedup();
+        all.retain(|pid, _| found.binary_search(pid).is_ok());
+        (found, all.into_iter().collect())
     }
 
     /// The `server` field of the result: differences over the window. Null without processes.
@@ -433,12 +458,6 @@ fn details_of(pid: i32) -> io::Result<Details> {
     // utime, stime, and the same for the children that were waited for.
     let (user_ns, system_ns, waited_user_ns, waited_system_ns) =
         (ns(14)?, ns(15)?, ns(16)?, ns(17)?);
-    let waited_faults = stat.field(11)?;
-    let kinship = Kinship {
-        parent: stat.field(4)? as i32,
-        faults: stat.field(10)? + waited_faults,
-        waited_faults,
-    };
     Ok(Details {
         pids: vec![pid],
         user_ns: user_ns + waited_user_ns,
@@ -447,6 +466,6 @@ fn details_of(pid: i32) -> io::Result<Details> {
         threads: stat.field(20)?,
         rss_bytes: stat.field(24)? * system::page_bytes(),
         switches,
-        kinship: HashMap::from([(pid, kinship)]),
+        kinship: HashMap::new(),
     })
 }
