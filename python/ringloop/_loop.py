@@ -10,6 +10,7 @@ from __future__ import annotations
 import _socket
 import asyncio
 import contextlib
+import errno
 import functools
 import os
 import signal
@@ -17,7 +18,8 @@ import socket
 import sys
 import threading
 import weakref
-from asyncio import base_events, events
+from asyncio import base_events, constants, events, trsock
+from asyncio.log import logger
 from selectors import EVENT_READ, EVENT_WRITE, SelectorKey
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -48,6 +50,10 @@ _NUMERIC = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
 
 # From Python 3.15 on, all callbacks of a stream transport run in one context, which is copied before the protocol is made.
 _ONE_CONTEXT_PER_CONNECTION = sys.version_info >= (3, 15)
+
+
+# What `accept` fails with until something is given back.
+_OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 # The sockets through which signals have been sent, of loops that still exist.
@@ -313,8 +319,7 @@ class EventLoop(_Native, asyncio.SelectorEventLoop):
 
     start_tls = _tls.start_tls
 
-    # Not where connections have contexts of their own, and where nobody has looked at what asyncio does.
-    if _platform.IS_TESTED and not _ONE_CONTEXT_PER_CONNECTION:
+    if _platform.IS_TESTED:
 
         def _accept_connection(
             self,
@@ -325,23 +330,75 @@ class EventLoop(_Native, asyncio.SelectorEventLoop):
             backlog: int = 100,
             ssl_handshake_timeout: float | None = None,
             ssl_shutdown_timeout: float | None = None,
+            context: contextvars.Context | None = None,
         ) -> None:
             """Accepts what waits at a listening socket.
 
             asyncio makes a task for each connection, which costs more than everything else that is done for it. Here that is a callback,
             unless the task has anything to wait for, or somebody is interested in tasks.
             """
+            count_max = max(backlog, 0) + 1
             if (
-                sslcontext
-                or not _core._is_usual_socket(sock)
-                or type(sock) is not socket.socket  # of which class `accept` makes the new socket
-                or self._debug
-                or self._task_factory is not None
-                or not self._accept(protocol_factory, sock, server, max(backlog, 0) + 1)
+                not _ONE_CONTEXT_PER_CONNECTION
+                and not sslcontext
+                and _core._is_usual_socket(sock)
+                and type(sock) is socket.socket  # of which class `accept` makes the new socket
+                and not self._debug
+                and self._task_factory is None
+                and self._accept(protocol_factory, sock, server, count_max)
             ):
-                cast("Any", super())._accept_connection(
-                    protocol_factory, sock, sslcontext, server, backlog, ssl_handshake_timeout, ssl_shutdown_timeout
+                return
+            for _ in range(count_max):
+                try:
+                    connection, address = sock.accept()
+                    if self._debug:
+                        logger.debug("%r got a new connection from %r: %r", server, address, connection)
+                    connection.setblocking(False)
+                except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                    return
+                except OSError as error:
+                    if error.errno not in _OUT_OF_RESOURCES:
+                        raise
+                    options = () if context is None else (context,)
+                    self._remove_reader(sock.fileno())
+                    self.call_later(
+                        constants.ACCEPT_RETRY_DELAY,
+                        self._accept_again,
+                        protocol_factory,
+                        sock,
+                        sslcontext,
+                        server,
+                        backlog,
+                        ssl_handshake_timeout,
+                        ssl_shutdown_timeout,
+                        *options,
+                    )
+                    self.call_exception_handler(
+                        {
+                            "message": "socket.accept() out of system resource",
+                            "exception": error,
+                            "socket": trsock.TransportSocket(sock),
+                        }
+                    )
+                    # asyncio goes on to the next place in the backlog, and reports and schedules the same for each.
+                    return
+                named = {} if context is None else {"context": context.copy()}
+                accepted = cast("Any", self)._accept_connection2(
+                    protocol_factory,
+                    connection,
+                    {"peername": address},
+                    sslcontext,
+                    server,
+                    ssl_handshake_timeout,
+                    ssl_shutdown_timeout,
+                    **named,
                 )
+                self.create_task(accepted, **named)
+
+        def _accept_again(self, protocol_factory: Callable[[], asyncio.BaseProtocol], sock: Any, *options: Any) -> None:
+            """Goes on after a pause, unless the server was closed meanwhile."""
+            if sock.fileno() >= 0:
+                cast("Any", self)._start_serving(protocol_factory, sock, *options)
 
     async def _make_subprocess_transport(
         self,

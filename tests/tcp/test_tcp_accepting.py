@@ -6,11 +6,11 @@ import errno
 import gc
 import os
 import socket
+import sys
 import weakref
 
 import pytest
 
-import ringloop
 from support import (
     HOST,
     Oops,
@@ -26,14 +26,15 @@ from support import (
     until,
 )
 from tcp_support import address_of
+from tls_support import tls_contexts
 
 FAMILIES = ["IPv4", "IPv6", "Unix"]
 VARIABLE = contextvars.ContextVar("VARIABLE", default="nobody's")
 
 
 def accepts_natively(loop):
-    """Whether it is not asyncio's code that accepts connections, as in debug mode and from Python 3.15 on."""
-    return "_accept_connection" in vars(ringloop.EventLoop) and hasattr(loop, "backend") and not loop.get_debug()
+    """Whether no tasks are made for connections, as asyncio does, and ringloop in debug mode and from Python 3.15 on."""
+    return sys.version_info < (3, 15) and hasattr(loop, "backend") and not loop.get_debug()
 
 
 async def start(loop, factory, family, tmp_path, **options):
@@ -112,7 +113,7 @@ def test_more_connections_than_the_backlog_are_accepted(loop):
 @pytest.mark.parametrize("backlog", [0, -5])
 def test_a_server_without_a_backlog_accepts_one_at_a_time(loop, backlog):
     async def main():
-        if not accepts_natively(loop):
+        if not hasattr(loop, "backend"):
             pytest.skip("asyncio accepts nothing then, at least before 3.14")
         made = []
         server = await loop.create_server(lambda: made.append(None) or Recorder(), HOST, 0, backlog=backlog)
@@ -251,7 +252,7 @@ def test_a_factory_that_fails_costs_one_connection(loop, tmp_path, family):
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
 def test_what_ends_the_loop_leaves_the_factory(loop, error):
     if hasattr(loop, "backend") and not accepts_natively(loop):
-        pytest.skip("asyncio's code accepts, and the task that it makes keeps the socket for a while")
+        pytest.skip("there is a task as in asyncio, which keeps the socket for a while")
 
     def factory():
         raise error
@@ -307,6 +308,61 @@ def test_without_descriptors_a_server_tells_and_tries_again(loop, monkeypatch):
             await until(lambda: protocols and protocols[-1].names)
         await until(lambda: protocols[-1].lost)
         server.close()
+        await server.wait_closed()
+
+    loop.run_until_complete(main())
+
+
+@pytest.mark.ringloop_only
+@pytest.mark.parametrize("kind", ["plain", "TLS", "debug"])
+def test_without_descriptors_a_server_tells_once_before_it_tries_again(loop, monkeypatch, kind):
+    """asyncio tells once for each place in the backlog, all in one callback."""
+    monkeypatch.setattr(asyncio.constants, "ACCEPT_RETRY_DELAY", 0.3)
+    loop.set_debug(kind == "debug" or loop.get_debug())
+    context = tls_contexts()[0] if kind == "TLS" else None
+
+    async def main():
+        reported, times = [], []
+        loop.set_exception_handler(lambda _, context: reported.append(context) or times.append(loop.time()))
+        server = await loop.create_server(Recorder, HOST, 0, backlog=1000, ssl=context)
+        with socket.create_connection(address_of(server)):
+            with descriptors_left(0):
+                await until(lambda: reported)
+                assert len(reported) == 1
+                await until(lambda: len(reported) == 2)
+            assert times[1] - times[0] >= 0.3
+            for each in reported:
+                assert each["message"] == "socket.accept() out of system resource"
+                assert each["exception"].errno == errno.EMFILE
+                assert each["socket"].fileno() == server.sockets[0].fileno()
+            server.close()
+        await server.wait_closed()
+
+    loop.run_until_complete(main())
+
+
+@pytest.mark.ringloop_only
+@pytest.mark.parametrize("when", ["at once", "later"])
+def test_a_server_that_is_closed_without_descriptors_does_not_try_again(loop, monkeypatch, when):
+    """asyncio's tries, with a socket that is closed, and reports an error."""
+    monkeypatch.setattr(asyncio.constants, "ACCEPT_RETRY_DELAY", 0.01)
+
+    async def main():
+        reported = []
+
+        def report(_, context):
+            reported.append(context["message"])
+            if when == "at once":
+                server.close()
+
+        loop.set_exception_handler(report)
+        server = await loop.create_server(Recorder, HOST, 0)
+        with socket.create_connection(address_of(server)):
+            with descriptors_left(0):
+                await until(lambda: reported)
+                server.close()
+            await asyncio.sleep(0.03)
+        assert set(reported) == {"socket.accept() out of system resource"}
         await server.wait_closed()
 
     loop.run_until_complete(main())
