@@ -283,10 +283,8 @@ fn a_handler_of_others_stays_although_the_default_was_restored_before() {
             drop(signal(kind).unwrap());
             signal::restore_default(kind).unwrap();
             // SAFETY: `former` takes what a handler is passed, and only increments an atomic.
-            assert_eq!(
-                unsafe { libc::signal(kind.as_raw(), handler) },
-                libc::SIG_DFL
-            );
+            let replaced = unsafe { libc::signal(kind.as_raw(), handler) };
+            assert_eq!(replaced, libc::SIG_DFL);
             let _listener = signal(kind).unwrap();
             // SAFETY: as above.
             let installed = unsafe { libc::signal(kind.as_raw(), handler) };
