@@ -18,6 +18,7 @@ _AsyncioSSLProtocol: Any = sslproto.SSLProtocol
 _NO_BUFFER = bytearray()
 _NO_BUFFER_VIEW = memoryview(_NO_BUFFER)
 _WRAPPED, _FLUSHING = sslproto.SSLProtocolState.WRAPPED, sslproto.SSLProtocolState.FLUSHING
+_NOT_MADE = sslproto.AppProtocolState.STATE_INIT
 
 
 class SSLProtocolTransport(sslproto._SSLProtocolTransport):
@@ -81,6 +82,11 @@ class SSLProtocol(_core.SSLProtocol, _AsyncioSSLProtocol):  # type: ignore[misc]
             # asyncio sends the end of the handshake after its first read. If the protocol has paused reading in
             # connection_made, there is no read, and the peer would wait.
             self._process_outgoing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._app_state is _NOT_MADE and isinstance(self._app_protocol, _core.HttpConnection):
+            self._app_protocol._connection_not_made()
+        super().connection_lost(exc)
 
     def eof_received(self) -> bool | None:
         if self._app_reading_paused and getattr(self._app_protocol, "_takes_rest_at_end", False):

@@ -12,6 +12,7 @@ import support
 from applications import answer
 from ringloop.http import Config, Server
 from ringloop.http._lifespan import Lifespan
+from tls_support import tls_contexts
 
 pytestmark = pytest.mark.ringloop_only
 
@@ -156,6 +157,43 @@ def test_the_lifespan_ends_whatever_fails_before(loop, monkeypatch):
 
     loop.run_until_complete(main())
     assert ended == ["lifespan"]
+
+
+@pytest.mark.parametrize("turns", range(5))
+def test_connections_that_came_before_the_end_are_served(loop, turns):
+    """Wherever they are by then: in the kernel's queue, accepted, or set up."""
+
+    async def main():
+        server = server_of()
+        task = await start(server)
+        with socket.create_connection(server.servers[0].sockets[0].getsockname()) as client:
+            client.settimeout(support.PATIENCE_S)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            server.should_exit = True
+            await support.until(lambda: not server.servers[0].is_serving())
+            client.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            await task
+            assert client.recv(65536).endswith(b"hello")
+
+    loop.run_until_complete(main())
+
+
+def test_a_handshake_that_does_not_end_delays_the_end_for_a_moment(loop):
+    server_context, _ = tls_contexts()
+
+    async def main():
+        server = server_of(timeout_graceful_shutdown=None)
+        server.config.ssl = server_context
+        task = await start(server)
+        with socket.create_connection(server.servers[0].sockets[0].getsockname()):
+            await support.until(lambda: server.service.awaited == 1)
+            since = loop.time()
+            server.should_exit = True
+            await task
+            assert 0.9 < loop.time() - since < support.PATIENCE_S
+
+    loop.run_until_complete(main())
 
 
 def test_two_servers_of_one_loop(loop):

@@ -14,6 +14,7 @@ import support
 from ringloop import _core
 from serving import LOGGER, Client, Server, answer, body_of, run, text
 from test_http1 import CHUNKED, GET, LAST, SIZED
+from tls_support import tls_contexts
 
 pytestmark = pytest.mark.ringloop_only
 
@@ -744,6 +745,39 @@ def test_shutting_down_does_not_wait_for_the_rest_of_a_head(arm, loop, begun):
                 await asyncio.sleep(0)
             server.service.shut_down()
             await server.service.wait_closed()
+
+    run(loop, test())
+
+
+def test_protocols_are_awaited_until_they_have_connections_or_never_will(arm, loop):
+    server_context, _ = tls_contexts()
+
+    class Secure(Server):
+        def listening(self):
+            return {"ssl": server_context}
+
+    async def test():
+        async with Server(arm, text(b"ok")) as server:
+            assert server.service.awaited == 0
+            made = [server.service.protocol(), server.service.protocol()]
+            assert server.service.awaited == 2
+            made.pop()
+            assert server.service.awaited == 1
+            made.pop().connection_lost(None)
+            assert server.service.awaited == 0
+            async with server.client():
+                await support.until(lambda: server.service.connections == 1)
+                assert server.service.awaited == 0
+        async with Secure(arm, text(b"ok")) as server, server.client() as client:
+            await support.until(lambda: server.service.awaited == 1)
+            client.write(GET)
+            # Nobody has to look for cycles first.
+            gc.disable()
+            try:
+                await support.until(lambda: server.service.awaited == 0)
+            finally:
+                gc.enable()
+            assert server.service.connections == 0
 
     run(loop, test())
 

@@ -335,6 +335,32 @@ def test_clients_that_do_not_close_do_not_delay_the_end(arm, files, sent):
 
 
 @both_backends
+def test_a_handshake_that_has_begun_goes_on_though_the_server_ends(arm, files):
+    with serving(arm, "applications:app", *files.options(), "--timeout-graceful-shutdown", "1000") as program:
+        arrived, sent = ssl.MemoryBIO(), ssl.MemoryBIO()
+        client = files.client_context().wrap_bio(arrived, sent, server_hostname="localhost")
+        with contextlib.suppress(ssl.SSLWantReadError):
+            client.do_handshake()
+        with program.connect() as sock:
+            sock.sendall(sent.read())
+            arrived.write(sock.recv(65536))
+            program.send(signal.SIGTERM)
+            program.wait_for("Shutting down")
+            client.do_handshake()
+            client.write(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            sock.sendall(sent.read())
+            answer = b""
+            while not answer:
+                record = sock.recv(65536)
+                assert record, "the server has closed the connection"
+                arrived.write(record)
+                with contextlib.suppress(ssl.SSLWantReadError):
+                    answer = client.read(65536)
+            assert answer.startswith(b"HTTP/1.1 200")
+        assert program.wait() == -signal.SIGTERM
+
+
+@both_backends
 def test_a_response_that_is_read_late_arrives_though_the_server_ends(arm, files):
     """The server waits as long as its client has not taken all."""
     options = ("--timeout-graceful-shutdown", "1000")

@@ -32,6 +32,13 @@ _FILES_INTERVAL_S = 1.0
 # How long cancelled tasks have to end.
 _CANCELLED_S = 1.0
 
+# How long connections that were accepted before the end may take for their TLS handshakes, and how often to look.
+_HANDSHAKE_S = 1.0
+_HANDSHAKE_INTERVAL_S = 0.01
+
+# From a connection in the kernel's queue to its protocol: it is found and accepted in one turn, and set up in the next.
+_TURNS_TO_ACCEPT = 2
+
 # How long the application may take to end if the requests have taken all the time.
 _LIFESPAN_S = 1.0
 
@@ -172,10 +179,15 @@ class Server:
         logger.info("Shutting down")
         if self._tls_watch is not None:
             self._tls_watch.cancel()
-        self._stop_listening(sockets or [])
         assert self._lifespan is not None
         since = time.monotonic()
         try:
+            try:
+                # The kernel resets connections that wait at a socket when it is closed.
+                await _turns(_TURNS_TO_ACCEPT)
+            finally:
+                self._stop_listening(sockets or [])
+            await _turns(_TURNS_TO_ACCEPT)
             await self._finish_requests()
         finally:
             await self._end_application(self._lifespan, time.monotonic() - since)
@@ -310,7 +322,9 @@ class Server:
         if not self._force_exit and (service.connections or service.active):
             logger.info("Waiting for connections to close. (CTRL+C to force quit)")
         grace = _DISCONNECT_S if timeout is None else timeout / 2
-        if await self._closed_within(grace):
+        since = time.monotonic()
+        await self._connected_within(min(grace, _HANDSHAKE_S))
+        if await self._closed_within(max(grace - (time.monotonic() - since), 0)):
             return
         service.disconnect()
         if await self._closed_within(None if timeout is None else timeout - grace):
@@ -356,6 +370,16 @@ class Server:
             logger.error("A task did not end when it was cancelled: %r", task)
             self._stubborn.add(task)
 
+    async def _connected_within(self, timeout: float) -> None:
+        """Waits until all accepted connections have begun or ended, for this time at most.
+
+        What ends before it has begun may tell nobody, so this looks again and again.
+        """
+        assert self.service is not None
+        deadline = time.monotonic() + timeout
+        while self.service.awaited and not self._force_exit and time.monotonic() < deadline:
+            await asyncio.sleep(_HANDSHAKE_INTERVAL_S)
+
     async def _closed_within(self, timeout: float | None) -> bool:
         """Whether all requests and connections end in this time; False at once if the server is forced to end."""
         assert self.service is not None
@@ -384,6 +408,11 @@ class Server:
         _listening.close(sockets)
         if self._listeners is not None:
             self._listeners.close()
+
+
+async def _turns(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
 
 
 def announce(config: Config, sockets: Sequence[socket.socket]) -> None:

@@ -43,6 +43,8 @@ pub(super) const FIRST_REQUEST_S: f64 = 1.0;
 #[allow(clippy::struct_excessive_bools)]
 pub(super) struct State {
     service: Option<Py<HttpService>>,
+    /// The service counts it as a protocol that may still get its connection.
+    is_awaited: bool,
     /// The number that the service knows the connection by.
     pub(super) slot: Option<usize>,
     transport: Option<Py<PyAny>>,
@@ -126,6 +128,7 @@ impl Connection {
     pub(super) fn new<'py>(service: &Bound<'py, HttpService>) -> PyResult<Bound<'py, Self>> {
         let state = State {
             service: Some(service.clone().unbind()),
+            is_awaited: false,
             slot: None,
             transport: None,
             socket: None,
@@ -148,7 +151,20 @@ impl Connection {
             write_deadline: None,
         };
         let state = GilCell::new(state);
-        Bound::new(service.py(), Self { state })
+        let connection = Bound::new(service.py(), Self { state })?;
+        service.get().begin_awaiting(service.py());
+        connection.get().state.get_mut(service.py()).is_awaited = true;
+        Ok(connection)
+    }
+
+    /// The connection has come, or will never come.
+    fn end_awaiting(&self, py: Python<'_>) {
+        let mut state = self.state.get_mut(py);
+        if std::mem::take(&mut state.is_awaited)
+            && let Some(service) = &state.service
+        {
+            service.get().end_awaiting(py);
+        }
     }
 
     pub(super) fn service<'py>(&self, py: Python<'py>) -> Option<Bound<'py, HttpService>> {
@@ -743,6 +759,7 @@ impl Connection {
     fn connection_made(slf: &Bound<'_, Self>, transport: &Bound<'_, PyAny>) -> PyResult<()> {
         let py = slf.py();
         let this = slf.get();
+        this.end_awaiting(py);
         let Some(service) = this.service(py) else {
             return Ok(());
         };
@@ -807,6 +824,7 @@ impl Connection {
         let _ = exc;
         let py = slf.py();
         let this = slf.get();
+        this.end_awaiting(py);
         let (service, slot, dropped) = {
             let mut state = this.state.get_mut(py);
             state.is_closing = true;
@@ -862,6 +880,11 @@ impl Connection {
             Some(_) => Self::drive(slf).and(result),
             None => result,
         }
+    }
+
+    /// For `ringloop._tls`: the handshake has failed, so that nothing else will be called.
+    fn _connection_not_made(&self, py: Python<'_>) {
+        self.end_awaiting(py);
     }
 
     /// Closes the connection of a server that shuts down, unless a request has come after all.
@@ -920,6 +943,7 @@ impl Connection {
     }
 
     fn __clear__(&self, py: Python<'_>) {
+        self.end_awaiting(py);
         let dropped = {
             let mut state = self.state.get_mut(py);
             state.is_closing = true;
@@ -934,5 +958,11 @@ impl Connection {
             )
         };
         drop(dropped);
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        Python::attach(|py| self.end_awaiting(py));
     }
 }

@@ -108,6 +108,8 @@ impl<T> Table<T> {
 struct State {
     objects: Option<Objects>,
     connections: Table<Py<Connection>>,
+    /// Protocols that may still get their connections.
+    awaited: usize,
     /// Requests whose tasks wait.
     waiting: Table<Py<Request>>,
     /// Requests whose tasks are not over.
@@ -286,6 +288,7 @@ impl HttpService {
         let state = State {
             objects: Some(objects),
             connections: Table::new(),
+            awaited: 0,
             waiting: Table::new(),
             active: 0,
             requests: 0,
@@ -320,6 +323,12 @@ impl HttpService {
     #[getter]
     fn connections(&self, py: Python<'_>) -> New<usize> {
         New(self.state.get(py).connections.len())
+    }
+
+    /// How many protocols have no connection yet, which some get after TLS's handshake only.
+    #[getter]
+    fn awaited(&self, py: Python<'_>) -> New<usize> {
+        New(self.state.get(py).awaited)
     }
 
     /// How many requests have begun.
@@ -896,6 +905,16 @@ impl HttpService {
         self.counters
             .get_mut(py)
             .count_response(begun, status, now_ns);
+    }
+
+    /// Counts a protocol that has no connection yet.
+    pub(super) fn begin_awaiting(&self, py: Python<'_>) {
+        self.state.get_mut(py).awaited += 1;
+    }
+
+    /// Counts it no longer.
+    pub(super) fn end_awaiting(&self, py: Python<'_>) {
+        self.state.get_mut(py).awaited -= 1;
     }
 
     /// Enters a connection.
