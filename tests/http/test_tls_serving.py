@@ -199,6 +199,38 @@ def test_clients_certificates(arm, files):
             program.get("/", context=stranger)
 
 
+def ask(sock):
+    sock.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+    return sock.recv(65536)[:12]
+
+
+@both_backends
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_a_session_ends_with_the_authority_of_its_client(arm, files, version):
+    """Otherwise a client whose authority was removed could go on for as long as its session can be resumed."""
+    options = ("--ssl-ca-certs", str(files.ca), "--ssl-cert-reqs", str(int(ssl.CERT_REQUIRED)))
+    with serving(arm, "applications:app", *files.options(), *options) as program:
+        context = files.client_context()
+        files.issue("client").configure_cert(context)
+        context.maximum_version = version
+
+        def connect(session=None):
+            return context.wrap_socket(program.connect(), server_hostname="localhost", session=session)
+
+        with connect() as early:
+            assert ask(early) == b"HTTP/1.1 200"
+            with connect(early.session) as resumed:
+                assert ask(resumed) == b"HTTP/1.1 200"
+                assert resumed.session_reused
+            trustme.CA().cert_pem.write_to_path(str(files.ca))
+            program.send(signal.SIGHUP)
+            program.wait_for("The TLS certificate was reloaded.")
+            with pytest.raises((ssl.SSLError, ConnectionError)), connect(early.session) as late:
+                assert ask(late) == b""
+                raise ConnectionError
+            assert ask(early) == b"HTTP/1.1 200", "what is open stays open"
+
+
 def encrypt(files):
     from cryptography.hazmat.primitives import serialization
 
@@ -268,7 +300,7 @@ def test_a_factory_of_contexts(files):
     config.reloadable_ssl.reload_if_changed()
     config.reloadable_ssl.reload_if_changed()
     assert len(made) == 2
-    serial = handshake(config.ssl, files.client_context())
+    serial = handshake(config.reloadable_ssl, files.client_context())
     assert serial == f"{int(load(files.certificate).serial_number):X}"
     assert names == [("localhost", made[1])]
 

@@ -239,7 +239,10 @@ class Server:
             sockets = self._listeners.sockets
         options: dict[str, Any] = {"backlog": config.backlog}
         if config.ssl is not None:
-            options["ssl"] = config.ssl
+            reloadable = config.reloadable_ssl
+            # Somebody may have put another context there.
+            is_reloadable = reloadable is not None and config.ssl is reloadable.initial
+            options["ssl"] = reloadable if is_reloadable else config.ssl
             options["ssl_handshake_timeout"] = config.ssl_handshake_timeout
             options["ssl_shutdown_timeout"] = config.ssl_shutdown_timeout
         try:

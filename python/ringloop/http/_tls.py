@@ -51,32 +51,31 @@ def _refuse_to_ask() -> str:
 
 
 class ReloadableContext:
-    """A context that new connections follow to its replacement.
+    """A context for the loop's servers, which keep it for good: each new connection gets the current `context`,
+    which is `initial` until the first reload.
 
-    `context` is given to the loop's servers, which keep it for good. At each handshake its callback for server names
-    (which is called without a name, too) puts the current context into the connection. `make` makes a context, and
-    `files` are those that it reads.
+    `make` makes a context, and `files` are those that it reads. A context has its own keys for session tickets, so that
+    what was agreed on with an old one, such as a client's certificate, ends with it.
     """
 
     def __init__(self, make: Callable[[], ssl.SSLContext], files: list[Path]) -> None:
         self._make = make
         self._files = files
         self._seen = self._last_look = self._look()
-        self.context = make()
-        self._current = self.context
-        self._own_callback = self.context.sni_callback
+        self.initial = self.context = make()
+
+    def wrap_bio(self, *arguments: Any, **options: Any) -> ssl.SSLObject:
+        """As `ssl.SSLContext.wrap_bio`, which is all that asyncio calls."""
+        return self.context.wrap_bio(*arguments, **options)
 
     def reload(self) -> bool:
         """Reads the files again; without success the old context stays, and an error is logged."""
         self._seen = self._look()
         try:
-            made = self._make()
+            self.context = self._make()
         except Exception as error:
             logger.error("The TLS certificate could not be reloaded, the old one stays: %s", error)
             return False
-        if made is not self.context:
-            self._current = made
-            self.context.sni_callback = self._choose
         logger.info("The TLS certificate was reloaded.")
         return True
 
@@ -88,12 +87,6 @@ class ReloadableContext:
         last, self._last_look = self._last_look, self._look()
         if last == self._last_look != self._seen:
             self.reload()
-
-    def _choose(self, connection: Any, name: str | None, context: ssl.SSLContext) -> int | None:
-        current = self._current
-        connection.context = current
-        callback = self._own_callback if current is self.context else current.sni_callback
-        return None if callback is None else callback(connection, name, current)  # type: ignore[arg-type]
 
     def _look(self) -> list[tuple[int, int, int, int] | None]:
         found: list[tuple[int, int, int, int] | None] = []
