@@ -280,6 +280,11 @@ impl Shared {
     }
 }
 
+/// Whether sockets were dropped that are closed in the next turn.
+pub(crate) fn are_any_retired() -> bool {
+    Shared::try_current().is_some_and(|shared| shared.has_retired())
+}
+
 /// Makes a system call that needs an address or a descriptor of its own. If it fails for want of one, dropped sockets may
 /// still have it, because they are closed in the next turn. They are then closed at once, and the call is made again.
 pub(crate) fn reclaiming<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {

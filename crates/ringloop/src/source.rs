@@ -17,7 +17,7 @@ use std::task::{Context, Poll, ready};
 
 use ringloop_driver::{Interest, Mode, Token};
 
-pub(crate) use crate::shared::{Asked, Lent, Seat, Waiting, reclaiming};
+pub(crate) use crate::shared::{Asked, Lent, Seat, Waiting, are_any_retired, reclaiming};
 use crate::shared::{Kind, Shared, Watched, elsewhere};
 use crate::sys;
 pub(crate) use operation::Operation;

@@ -6,7 +6,7 @@ use std::path::Path;
 use ringloop_driver::Op;
 
 use super::{File, is_interrupted, to_c};
-use crate::source::Operation;
+use crate::source::{Operation, are_any_retired};
 
 /// Options for opening a [`File`], like [`std::fs::OpenOptions`].
 ///
@@ -143,7 +143,7 @@ impl OpenOptions {
     /// ```
     pub async fn open(&self, path: impl AsRef<Path>) -> io::Result<File> {
         let (path, flags) = (to_c(path.as_ref())?, self.to_flags()?);
-        let mut may_be_retired = true;
+        let mut are_retired = are_any_retired();
         loop {
             let op = Op::OpenAt {
                 directory: None,
@@ -152,9 +152,9 @@ impl OpenOptions {
                 mode: self.mode,
             };
             let result = Operation::submit(op)?.opened().await;
-            if may_be_retired && result.as_ref().is_err_and(is_out_of_descriptors) {
+            if are_retired && result.as_ref().is_err_and(is_out_of_descriptors) {
                 // Sockets that were dropped in this turn are closed by now.
-                may_be_retired = false;
+                are_retired = false;
             } else if !is_interrupted(&result) {
                 return result.map(|descriptor| File::opened(descriptor, flags));
             }

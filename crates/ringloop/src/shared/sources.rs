@@ -250,9 +250,14 @@ impl Shared {
         panics::discard_each(self.sources.returned.take());
     }
 
+    /// Whether dropped sockets are still to be closed.
+    pub(crate) fn has_retired(&self) -> bool {
+        !self.sources.retired.borrow().is_empty()
+    }
+
     /// Tells the kernel about dropped watches, and closes their descriptors. Returns whether there were any.
     pub(crate) fn close_retired(&self) -> bool {
-        let are_any = !self.sources.retired.borrow().is_empty();
+        let are_any = self.has_retired();
         if are_any {
             self.let_go();
         }
