@@ -212,8 +212,9 @@ macro_rules! read_once {
                 let mut bytes = pieces.concat();
                 assert!(bytes[count..].iter().all(|byte| *byte == 0xee));
                 bytes.truncate(count);
-                // The kernel takes 1024 at once.
-                (sizes.iter().take(1024).sum(), bytes)
+                // The kernel takes 1024 at once. It isn't given those without room in front.
+                let first = sizes.iter().skip_while(|size| **size == 0);
+                (first.take(1024).sum(), bytes)
             }
             Read::BytesMut(room) => {
                 let (count, bytes) = $stream
