@@ -36,7 +36,10 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     program = folder / "ringlab-load"
     program.write_text("#!/bin/sh\necho ringlab-load 0.0\n")
     program.chmod(0o755)
-    environment = {"RINGLAB_LOAD_PROGRAM": str(program), "RINGLAB_LOAD_PLATFORM": "manylinux_2_28_x86_64"}
+    sbom = folder / "ringlab.cdx.json"
+    sbom.write_text("{}")
+    variables = {"PROGRAM": str(program), "PLATFORM": "manylinux_2_28_x86_64", "SBOM": str(sbom)}
+    environment = {f"RINGLAB_LOAD_{name}": value for name, value in variables.items()}
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     subprocess.run(command, cwd=LAB, env=os.environ | environment, check=True, capture_output=True)
     (wheel,) = folder.glob("*.whl")
