@@ -151,6 +151,11 @@ async def serve(kind: str, api: str, listener: socket.socket) -> None:
     server.close()
 
 
+def exit_cleanly(_signal: int, _frame: FrameType | None) -> None:
+    """End at once."""
+    os._exit(0)
+
+
 def serve_uvicorn(new_event_loop: str, listener: socket.socket) -> None:
     """Serve the same 13 bytes through uvicorn, whose parser is httptools."""
     import uvicorn
@@ -184,8 +189,9 @@ def serve_uvicorn(new_event_loop: str, listener: socket.socket) -> None:
 # --- with a thread for each connection ---
 
 
-def exit_cleanly(_signal: int, _frame: FrameType | None) -> None:
-    """End at once: the threads of open connections would be waited for."""
+def end_at_the_signal() -> None:
+    """Wait for SIGTERM, and end at once: the threads of open connections would be waited for."""
+    signal.sigwait({signal.SIGTERM})
     os._exit(0)
 
 
@@ -226,7 +232,9 @@ def discard_connection(connection: socket.socket) -> None:
 
 def serve_threaded(kind: str, listener: socket.socket) -> None:
     """Accept for ever, with a thread for each connection."""
-    signal.signal(signal.SIGTERM, exit_cleanly)
+    # A handler would run in the thread that accepts: not until the next connection, if the signal comes just before `accept`.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    threading.Thread(target=end_at_the_signal, daemon=True).start()
     served = {"echo": echo_connection, "http": answer_connection, "discard": discard_connection}
     announce(*listener.getsockname())
     while True:
