@@ -359,7 +359,7 @@ class EventLoop(_Native, asyncio.SelectorEventLoop):
                 except OSError as error:
                     if error.errno not in _OUT_OF_RESOURCES:
                         raise
-                    options = () if context is None else (context,)
+                    options = (context,) if _ONE_CONTEXT_PER_CONNECTION else ()
                     self._remove_reader(sock.fileno())
                     self.call_later(
                         constants.ACCEPT_RETRY_DELAY,

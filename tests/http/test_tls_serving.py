@@ -209,7 +209,8 @@ def ask(sock):
 def test_a_session_ends_with_the_authority_of_its_client(arm, files, version):
     """Otherwise a client whose authority was removed could go on for as long as its session can be resumed."""
     options = ("--ssl-ca-certs", str(files.ca), "--ssl-cert-reqs", str(int(ssl.CERT_REQUIRED)))
-    with serving(arm, "applications:app", *files.options(), *options) as program:
+    # The connection that stays open may rest for long.
+    with serving(arm, "applications:app", *files.options(), *options, "--timeout-keep-alive", "100") as program:
         context = files.client_context()
         files.issue("client").configure_cert(context)
         context.maximum_version = version
