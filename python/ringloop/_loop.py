@@ -178,9 +178,6 @@ class EventLoop(_Native, asyncio.SelectorEventLoop):
             events._set_running_loop(self)
 
         def _run_forever_cleanup(self) -> None:
-            self._stopping = False
-            self._thread_id = None
-            events._set_running_loop(None)
             self._set_coroutine_origin_tracking(False)
             if self._old_agen_hooks is not None:
                 sys.set_asyncgen_hooks(*self._old_agen_hooks)
@@ -220,9 +217,8 @@ class EventLoop(_Native, asyncio.SelectorEventLoop):
             raise RuntimeError("Cannot close a running event loop")
         if self.is_closed():
             return
-        if self._replaced_wakeup_fds:
-            with contextlib.suppress(ValueError):  # another thread closes the loop
-                self._give_back_signals()
+        with contextlib.suppress(ValueError):  # another thread closes the loop
+            self._give_back_signals()
         super().close()
         self._release()
         for child in list(self._children):

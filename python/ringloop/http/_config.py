@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import random
 import ssl
+import sys
 from asyncio import constants
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,7 +19,7 @@ from ._proxies import TrustedProxies
 from .logging import LOGGING_CONFIG, TRACE_LOG_LEVEL, LogConfig, logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from ._listening import Listeners
 
@@ -36,6 +38,16 @@ _REASONS = {
     "http": "there is one implementation",
     "ws": "there is one implementation",
 }
+
+
+@contextlib.contextmanager
+def startup_failures_logged() -> Iterator[None]:
+    """Logs a StartupError, and raises SystemExit(3) in its place."""
+    try:
+        yield
+    except StartupError as error:
+        logger.error("%s", error)
+        sys.exit(STARTUP_FAILURE)
 
 
 def workers_in_environment() -> int:

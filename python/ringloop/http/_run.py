@@ -8,12 +8,11 @@ import os
 import sys
 from typing import Any
 
-from ._config import STARTUP_FAILURE, Config
+from ._config import STARTUP_FAILURE, Config, startup_failures_logged
 from ._errors import StartupError
 from ._reload import Reloader
 from ._server import Server
 from ._supervisor import Supervisor
-from .logging import logger
 
 
 def run(app: Any, *, app_dir: str | os.PathLike[str] | None = None, **options: Any) -> None:
@@ -24,7 +23,7 @@ def run(app: Any, *, app_dir: str | os.PathLike[str] | None = None, **options: A
     """
     if app_dir is not None:
         sys.path.insert(0, os.fspath(app_dir))
-    try:
+    with startup_failures_logged():
         config = Config(app, **options)
         # Set while a child process imports the main program; multiprocessing looks at it before it starts a process.
         if getattr(multiprocessing.current_process(), "_inheriting", False):
@@ -40,9 +39,6 @@ def run(app: Any, *, app_dir: str | os.PathLike[str] | None = None, **options: A
         # Outside of the loop, so that the application may run one while it is imported.
         config.load_app()
         server = Server(config)
-    except StartupError as error:
-        logger.error("%s", error)
-        sys.exit(STARTUP_FAILURE)
     with contextlib.suppress(KeyboardInterrupt):
         server.run()
     if not server.started:

@@ -8,14 +8,13 @@ import contextvars
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 from .. import EventLoop, _core
 from . import _listening, _metrics
-from ._config import STARTUP_FAILURE, Config
+from ._config import Config, startup_failures_logged
 from ._errors import StartupError
 from ._lifespan import Lifespan
 from .logging import access_log, flush_access_logs, logger, style
@@ -96,15 +95,11 @@ class Server:
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Serves on a new event loop until told to end; see `serve`. Raises SystemExit(3) also if the loop can't be made."""
-        try:
-            with asyncio.Runner(loop_factory=self.config.get_loop_factory()) as runner:
-                try:
-                    runner.run(self.serve(sockets))
-                finally:
-                    runner.run(self._end_tasks())
-        except StartupError as error:
-            logger.error("%s", error)
-            sys.exit(STARTUP_FAILURE)
+        with startup_failures_logged(), asyncio.Runner(loop_factory=self.config.get_loop_factory()) as runner:
+            try:
+                runner.run(self.serve(sockets))
+            finally:
+                runner.run(self._end_tasks())
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serves on the running loop until told to end, on these sockets or those that the configuration names.
@@ -112,12 +107,8 @@ class Server:
         In the main thread SIGINT and SIGTERM end it, unless `install_signal_handlers` is false; they are raised again
         afterwards. Raises SystemExit(3) if it can't start.
         """
-        with self.capture_signals():
-            try:
-                await self._serve(sockets)
-            except StartupError as error:
-                logger.error("%s", error)
-                sys.exit(STARTUP_FAILURE)
+        with self.capture_signals(), startup_failures_logged():
+            await self._serve(sockets)
 
     async def _serve(self, sockets: list[socket.socket] | None) -> None:
         loop = asyncio.get_running_loop()

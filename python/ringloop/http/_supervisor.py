@@ -10,8 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from . import _listening, _metrics
-from ._config import STARTUP_FAILURE, Config
-from ._errors import StartupError
+from ._config import STARTUP_FAILURE, Config, startup_failures_logged
 from ._processes import Worker
 from ._server import announce
 from .logging import logger, style
@@ -49,12 +48,8 @@ class Parent:
 
     def run(self) -> None:
         """Serves until a signal ends it. Raises SystemExit(3) if it can't start, or can't continue."""
-        try:
-            with asyncio.Runner(loop_factory=self.config.get_loop_factory()) as runner:
-                runner.run(self._run())
-        except StartupError as error:
-            logger.error("%s", error)
-            sys.exit(STARTUP_FAILURE)
+        with startup_failures_logged(), asyncio.Runner(loop_factory=self.config.get_loop_factory()) as runner:
+            runner.run(self._run())
         if self.exit_status:
             sys.exit(self.exit_status)
 
