@@ -305,6 +305,15 @@ def check_licences(wheel: Wheel) -> Iterator[str]:
             yield f"{name} {version} is in the SBOM, but THIRD-PARTY-LICENSES has no licence for it"
 
 
+def shown_platform(path: pathlib.Path) -> tuple[str, str]:
+    """The platform tag that auditwheel gives a wheel, empty if it can't tell, and all that it says."""
+    command = [sys.executable, "-m", "auditwheel", "show", str(path)]
+    shown = subprocess.run(command, capture_output=True, text=True, check=False)
+    said = " ".join(shown.stdout.split())
+    match = re.search(r'following platform tag: "([\w.]+)"', said)
+    return match[1] if match else "", said or shown.stderr.strip()
+
+
 def check_auditwheel(wheel: Wheel) -> Iterator[str]:
     """auditwheel agrees with the tag of a wheel for glibc.
 
@@ -313,13 +322,10 @@ def check_auditwheel(wheel: Wheel) -> Iterator[str]:
     """
     if wheel.family == "musllinux" or importlib.util.find_spec("auditwheel") is None:
         return
-    command = [sys.executable, "-m", "auditwheel", "show", str(wheel.path)]
-    shown = subprocess.run(command, capture_output=True, text=True, check=False)
-    said = " ".join(shown.stdout.split())
-    match = re.search(r'following platform tag: "([\w.]+)"', said)
-    tag = re.fullmatch(r"(\w+)_(\d+)_(\d+)_(\w+)", match[1]) if match else None
+    platform, said = shown_platform(wheel.path)
+    tag = re.fullmatch(r"(\w+)_(\d+)_(\d+)_(\w+)", platform)
     if tag is None:
-        yield f"auditwheel cannot tell its platform: {said or shown.stderr.strip()}"
+        yield f"auditwheel cannot tell its platform: {said}"
     elif (tag[1], tag[4]) != (wheel.family, wheel.machine) or (int(tag[2]), int(tag[3])) > wheel.libc:
         yield f"auditwheel says {tag[0]}, but the tag is {'.'.join(wheel.platforms)}"
 

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import zipfile
 
+import audit_wheel
 import wheels
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -62,10 +63,8 @@ def audit(wheel: pathlib.Path) -> list[str]:
     program = entries.get(PROGRAM)
     if program and not program.external_attr >> 16 & stat.S_IXUSR:
         found.append(f"{PROGRAM} cannot be executed")
-    command = [sys.executable, "-m", "auditwheel", "show", str(wheel)]
-    shown = subprocess.run(command, capture_output=True, text=True, check=False)
-    said = " ".join(shown.stdout.split()) or shown.stderr.strip()
-    if f'constrains the platform tag to "{wheel.stem.rpartition("-")[2]}"' not in said:
+    platform, said = audit_wheel.shown_platform(wheel)
+    if platform != wheel.stem.rpartition("-")[2]:
         found.append(f"auditwheel does not agree with its tag: {said}")
     return found
 

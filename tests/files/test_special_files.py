@@ -424,6 +424,17 @@ def test_no_byte_is_copied_again_for_each_piece_that_follows(run, call, ahead):
     writer.join(support.PATIENCE_S)
 
 
+async def cancel_when_all_is_read(file, near, call):
+    """Runs a call that waits for more than the pipe has, and cancels it."""
+    reading = asyncio.create_task(call)
+    while select.select([near], [], [], 0)[0]:
+        await asyncio.sleep(0)
+    await until_in_flight(file, reading)
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+
+
 @pytest.mark.parametrize("buffering", [-1, 0])
 def test_what_a_cancelled_call_has_left_is_not_copied_for_each_read_of_it(run, buffering):
     near, far = pipe()
@@ -431,13 +442,7 @@ def test_what_a_cancelled_call_has_left_is_not_copied_for_each_read_of_it(run, b
     async def main():
         async with files.open(near, "rb", buffering) as file:
             os.write(far, b"x" * 50_000)
-            reading = asyncio.create_task(file.read())
-            while select.select([near], [], [], 0)[0]:
-                await asyncio.sleep(0)
-            await until_in_flight(file, reading)
-            reading.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await reading
+            await cancel_when_all_is_read(file, near, file.read())
             os.close(far)
             left = file._descriptor.left
             for _ in range(5):
@@ -454,13 +459,7 @@ def test_peek_gives_no_more_than_a_buffer_though_a_cancelled_call_has_left_more(
     async def main():
         async with files.open(near, "rb", 4096) as file:
             os.write(far, b"x" * 50_000)
-            reading = asyncio.create_task(file.read(1_000_000))
-            while select.select([near], [], [], 0)[0]:
-                await asyncio.sleep(0)
-            await until_in_flight(file, reading)
-            reading.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await reading
+            await cancel_when_all_is_read(file, near, file.read(1_000_000))
             os.close(far)
             assert await file.peek() == b"x" * 4096
             assert await file.read() == b"x" * 50_000

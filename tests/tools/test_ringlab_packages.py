@@ -11,7 +11,8 @@ from support import REPOSITORY, load_tool
 pytest.importorskip("auditwheel", reason="auditwheel is not installed")
 pytestmark = pytest.mark.skipif(shutil.which("cargo") is None, reason="there is no cargo")
 
-sys.modules["wheels"] = load_tool("wheels")  # it is imported by its name
+for name in ("audit_wheel", "wheels"):
+    sys.modules[name] = load_tool(name)  # they are imported by their names
 packages = load_tool("ringlab_packages")
 licences = load_tool("licences")
 INFO = "ringlab-1.0.dist-info"
