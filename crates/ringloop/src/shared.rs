@@ -21,6 +21,7 @@ use crate::clock;
 use crate::metrics::{IoCounters, Metrics};
 use crate::panics;
 use crate::reactor::Reactor;
+use crate::sys;
 use crate::task::{self, JoinHandle, Tasks};
 use crate::timers::Timers;
 use crate::trace;
@@ -290,10 +291,7 @@ pub(crate) fn are_any_retired() -> bool {
 pub(crate) fn reclaiming<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     let result = call();
     let may_be_retired = |error: &io::Error| {
-        matches!(
-            error.raw_os_error(),
-            Some(libc::EADDRINUSE | libc::EMFILE | libc::ENFILE)
-        )
+        error.kind() == io::ErrorKind::AddrInUse || sys::is_out_of_descriptors(error)
     };
     if result.as_ref().is_err_and(may_be_retired)
         && Shared::try_current().is_some_and(|shared| shared.close_retired())

@@ -176,6 +176,12 @@ pub(crate) fn appends(descriptor: BorrowedFd<'_>) -> bool {
     flags >= 0 && flags & libc::O_APPEND != 0
 }
 
+/// Whether there are too many open descriptors, here or in the system.
+#[cfg(feature = "runtime")]
+pub(crate) fn is_out_of_descriptors(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
+}
+
 /// What [`restore_default`] has taken the place of, by signal.
 #[cfg(feature = "runtime")]
 static REPLACED: Mutex<BTreeMap<i32, libc::sigaction>> = Mutex::new(BTreeMap::new());

@@ -159,25 +159,27 @@ fn a_function_sees_what_has_come() {
     });
 }
 
+async fn echo_halves(
+    mut reader: net::OwnedReadHalf,
+    mut writer: net::OwnedWriteHalf,
+) -> io::Result<()> {
+    loop {
+        let (count, filled) = reader.read(Vec::with_capacity(16)).await;
+        if count? == 0 {
+            return Ok(());
+        }
+        writer.write_all(&filled[..]).await.0?;
+    }
+}
+
 /// One task reads while another one waits for the end.
 #[test]
 fn a_function_whose_reader_is_a_task_of_its_own_sees_what_has_come() {
     on_both(4096, |server| {
         let running = server
             .start_with(|stream, client| async move {
-                let (mut reader, mut writer) = stream.into_split();
-                let reading = ringloop::spawn(async move {
-                    let mut buffer = Vec::with_capacity(16);
-                    loop {
-                        let (count, filled) = reader.read(buffer).await;
-                        if count? == 0 {
-                            return io::Result::Ok(());
-                        }
-                        writer.write_all(&filled[..]).await.0?;
-                        buffer = filled;
-                        buffer.clear();
-                    }
-                });
+                let (reader, writer) = stream.into_split();
+                let reading = ringloop::spawn(echo_halves(reader, writer));
                 client.draining().await;
                 reading.abort();
                 Ok(())
@@ -194,16 +196,8 @@ fn several_who_wait_for_the_end_let_the_reader_see_what_has_come() {
     on_both(4096, |server| {
         let running = server
             .start_with(|stream, client| async move {
-                let (mut reader, mut writer) = stream.into_split();
-                let reading = Rc::new(ringloop::spawn(async move {
-                    loop {
-                        let (count, filled) = reader.read(Vec::with_capacity(16)).await;
-                        if count? == 0 {
-                            return io::Result::Ok(());
-                        }
-                        writer.write_all(&filled[..]).await.0?;
-                    }
-                }));
+                let (reader, writer) = stream.into_split();
+                let reading = Rc::new(ringloop::spawn(echo_halves(reader, writer)));
                 let waiting = [(); 3].map(|()| {
                     let (client, reading) = (client.clone(), Rc::clone(&reading));
                     ringloop::spawn(async move {

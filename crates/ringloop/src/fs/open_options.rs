@@ -7,6 +7,7 @@ use ringloop_driver::Op;
 
 use super::{File, is_interrupted, to_c};
 use crate::source::{Operation, are_any_retired};
+use crate::sys;
 
 /// Options for opening a [`File`], like [`std::fs::OpenOptions`].
 ///
@@ -55,11 +56,6 @@ macro_rules! setters {
             self
         }
     )*};
-}
-
-/// Whether there are too many open descriptors, here or in the system.
-fn is_out_of_descriptors(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
 
 impl OpenOptions {
@@ -152,7 +148,7 @@ impl OpenOptions {
                 mode: self.mode,
             };
             let result = Operation::submit(op)?.opened().await;
-            if are_retired && result.as_ref().is_err_and(is_out_of_descriptors) {
+            if are_retired && result.as_ref().is_err_and(sys::is_out_of_descriptors) {
                 // Sockets that were dropped in this turn are closed by now.
                 are_retired = false;
             } else if !is_interrupted(&result) {

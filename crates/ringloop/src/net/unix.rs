@@ -487,10 +487,8 @@ async fn room_at(address: &SockAddr) -> io::Result<()> {
 
 /// Whether a socket could not be created because there are too many, here or in the system.
 fn is_scarcity(error: &io::Error) -> bool {
-    matches!(
-        error.raw_os_error(),
-        Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)
-    )
+    sys::is_out_of_descriptors(error)
+        || matches!(error.raw_os_error(), Some(libc::ENOBUFS | libc::ENOMEM))
 }
 
 datagram_socket! {

@@ -57,16 +57,22 @@ fn what_the_socket_has_no_room_for_is_sent_later() {
     });
 }
 
+/// A client that has asked the server to close, and has read to the end.
+fn closed_by(server: &Served) -> Stream {
+    let mut stream = server.connect();
+    stream.write_all(b"close").unwrap();
+    let mut answer = Vec::new();
+    // Over TLS this fails if the end was not told.
+    stream.read_to_end(&mut answer).unwrap();
+    assert_eq!(answer, b"bye");
+    stream
+}
+
 #[test]
 fn a_close_comes_after_what_was_written() {
     on_both(|case| {
         let server = case.start(|| Echo);
-        let mut stream = server.connect();
-        stream.write_all(b"close").unwrap();
-        let mut answer = Vec::new();
-        // Over TLS this fails if the end was not told.
-        stream.read_to_end(&mut answer).unwrap();
-        assert_eq!(answer, b"bye");
+        closed_by(&server);
     });
 }
 
@@ -226,11 +232,7 @@ fn a_client_that_never_closes_its_side_is_left_after_a_moment() {
                 None => server,
             });
             let server = case.start(|| Echo);
-            let mut stream = server.connect();
-            stream.write_all(b"close").unwrap();
-            let mut answer = Vec::new();
-            stream.read_to_end(&mut answer).unwrap();
-            assert_eq!(answer, b"bye");
+            let _stream = closed_by(&server);
             let start = Instant::now();
             let counters = server.wait_for(|counters| counters.live == 0);
             assert_eq!((counters.errors, counters.timeouts), (0, 0));
