@@ -170,6 +170,32 @@ def test_several_wait_for_the_same_message(arm, loop):
     assert sorted(message["type"] for message in seen) == ["http.disconnect", "http.disconnect", "http.request"]
 
 
+def test_several_who_send_are_served_in_order(arm, loop):
+    """Also when `send` gives way, which it does once in so many messages. Those who are cancelled then have sent."""
+    count = 3000
+
+    async def application(scope, receive, send):
+        def part(number):
+            return send({"type": "http.response.body", "body": b"%04d" % number, "more_body": number + 1 < count})
+
+        await send({"type": "http.response.start", "status": 200})
+        tasks = [asyncio.create_task(part(number)) for number in range(count)]
+        await asyncio.sleep(0)
+        for task in tasks:
+            task.cancel()
+        done.append(sum(map(bool, await asyncio.gather(*tasks, return_exceptions=True))))
+
+    done = []
+
+    async def test():
+        async with Server(arm, application) as server, server.client() as client:
+            client.write(GET)
+            assert (await client.response())[2] == b"".join(b"%04d" % number for number in range(count))
+
+    run(loop, test())
+    assert 0 < sum(done) < 10
+
+
 def test_what_receive_and_send_are(arm, loop):
     async def body(receive, send):
         for channel, call in ((receive, receive()), (send, send({"type": "none"}))):

@@ -46,6 +46,48 @@ async def settled(condition):
 # -- Flow control -----------------------------------------------------------------------------------------------------
 
 
+def test_messages_of_several_tasks_keep_their_order(arm, loop):
+    """Also when `send` gives way, which it does once in so many messages."""
+    count = 3000
+
+    async def produce(send):
+        for begin in range(0, count, 3):
+            numbers = range(begin, begin + 3)
+            await asyncio.gather(*(send({"type": "websocket.send", "bytes": b"%04d" % number}) for number in numbers))
+
+    async def body(receive, send):
+        await asyncio.create_task(produce(send))
+
+    async def test():
+        async with WebSocketServer(arm, application(body)) as server, server.websocket() as client:
+            for number in range(count):
+                assert await client.frame() == (BINARY, b"%04d" % number)
+
+    run(loop, test())
+
+
+def test_many_messages_that_wait_for_room_keep_nobody_busy(arm, loop):
+    async def body(receive, send):
+        message = {"type": "websocket.send", "bytes": bytes(20_000)}
+        sending.extend(asyncio.create_task(send(message)) for _ in range(3000))
+        await asyncio.gather(*sending, return_exceptions=True)
+
+    sending = []
+
+    async def test():
+        async with WebSocketServer(arm, application(body)) as server, server.websocket() as client:
+            await settled(lambda: sum(task.done() for task in sending) > 1)
+            await asyncio.sleep(0.1)
+            assert sum(not task.done() for task in sending) > 1100
+            before = loop.metrics().callbacks
+            await asyncio.sleep(0.1)
+            assert loop.metrics().callbacks - before < 100
+            client.reset()
+            await settled(lambda: all(task.done() for task in sending))
+
+    run(loop, test())
+
+
 @pytest.mark.parametrize("size", [0, 1, 50_000])
 def test_reading_stops_if_nothing_is_received(arm, loop, size):
     begin = asyncio.Event()

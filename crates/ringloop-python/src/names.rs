@@ -19,7 +19,7 @@ names! {
     "_connection_lost" "_context" "_continue" "_control_app_writing" "_control_ssl_reading"
     "_create_connection_transport" "_do_flush" "_do_handshake"
     "_do_read" "_do_shutdown" "_do_write" "_drain_helper" "_end" "_end_wait" "_ensure_fd_no_transport" "_ensure_resolved" "_eof" "_exception"
-    "_fatal_error" "_fileno" "_flush" "_flush_access_log" "_force_close" "_get_running_loop" "_go_on" "_incoming" "_leave_server" "_limit"
+    "_fatal_error" "_fileno" "_flush" "_flush_access_log" "_force_close" "_get_running_loop" "_incoming" "_leave_server" "_limit"
     "_loop" "_make_socket_transport" "_maybe_pause_protocol" "_maybe_resume_protocol" "_maybe_resume_transport" "_on_task_done" "_on_timer"
     "_outgoing" "_paused" "_pipe" "_protocol" "_reader" "_remove_reader" "_remove_writer" "_run" "_socket"
     "_ssl_buffer_view" "_ssl_protocol" "_sslobj" "_start_shutdown" "_stream_reader_wr" "_transport" "_transports"

@@ -34,9 +34,9 @@ struct Channel {
 struct Exchange {
     head: Head,
     request: *mut ffi::PyObject,
-    /// What to send; null to receive.
+    /// What to send; null to receive, and when it has been taken.
     message: *mut ffi::PyObject,
-    /// The future that was yielded.
+    /// The future that was yielded; null if nothing is waited for but the next turn.
     future: *mut ffi::PyObject,
     /// The coroutine that sends the message, if one does; then it is this that is resumed, and yields.
     inner: *mut ffi::PyObject,
@@ -179,9 +179,15 @@ fn step(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
         let request = request.cast_unchecked::<Request>();
         let message = Bound::from_borrowed_ptr_or_opt(py, (*this).message);
         let result = match &message {
+            None if (*this).sends => Ok(Step::Return(py.None().into_bound(py))),
             None => Request::receive(request),
             Some(message) => match Request::send(request, message) {
                 Ok(Sending::Done) => Ok(Step::Return(py.None().into_bound(py))),
+                Ok(Sending::DoneNextTurn) => {
+                    let taken = std::mem::replace(&mut (*this).message, ptr::null_mut());
+                    return Ok(yield_turn(py, object, taken));
+                }
+                Ok(Sending::AgainNextTurn) => return Ok(yield_turn(py, object, ptr::null_mut())),
                 Ok(Sending::Wait(future)) => Ok(Step::Yield(future)),
                 Ok(Sending::Coroutine(coroutine)) => {
                     (*this).inner = ffi::Py_NewRef(coroutine.as_ptr());
@@ -202,6 +208,25 @@ fn step(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
         }
         result
     }
+}
+
+/// Waits for the next turn, as asyncio.sleep(0) does. `taken`, if it is not null, is dropped.
+///
+/// # Safety
+/// `object` is a live one of our type, and `taken` a reference that the caller gives away.
+unsafe fn yield_turn(
+    py: Python<'_>,
+    object: *mut ffi::PyObject,
+    taken: *mut ffi::PyObject,
+) -> Step<'_> {
+    let this = object.cast::<Exchange>();
+    // SAFETY: called with the GIL, for what the function asks. Both are dropped when all is consistent.
+    unsafe {
+        (*this).phase = Phase::Waiting;
+        ffi::Py_XDECREF(std::mem::replace(&mut (*this).future, ptr::null_mut()));
+        ffi::Py_XDECREF(taken);
+    }
+    Step::Yield(py.None().into_bound(py))
 }
 
 /// The coroutine that sends the message.

@@ -587,11 +587,6 @@ impl Request {
         closed.and(counted)
     }
 
-    /// Lets those go on who wait for room to write, or had to give way.
-    fn _go_on(&self, py: Python<'_>) -> PyResult<()> {
-        self.wake_senders(py)
-    }
-
     /// Sends a head that another task has given, if nothing has come after it meanwhile.
     fn _flush(slf: &Bound<'_, Self>) -> PyResult<()> {
         Self::flush_head(slf)

@@ -515,6 +515,10 @@ impl WebSocket {
                     format!("Unexpected ASGI message '{kind}', after sending 'websocket.close'.")
                 }));
             }
+            // The application may go on all the same.
+            if request.get().has_to_give_way(py) {
+                return Ok(Sending::AgainNextTurn);
+            }
             return Err(client_disconnected(py));
         };
         if connection.get().is_writing_paused(py) {

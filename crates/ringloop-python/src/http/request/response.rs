@@ -23,6 +23,10 @@ const SENT_MAX: u32 = 1000;
 /// What sending a message comes to.
 pub(in crate::http) enum Sending<'py> {
     Done,
+    /// The message is taken, but others have their turn before `send` returns.
+    DoneNextTurn,
+    /// Others have their turn before the message is looked at.
+    AgainNextTurn,
     /// There will be room when this future is done.
     Wait(Bound<'py, PyAny>),
     /// A coroutine goes on with it.
@@ -55,17 +59,31 @@ impl Request {
     ) -> PyResult<Sending<'py>> {
         let py = slf.py();
         let this = slf.get();
-        let gives_way = {
-            let mut state = this.state.get_mut(py);
-            state.sent += 1;
-            state.sent > SENT_MAX
+        let sending = if this.websocket.is_some() {
+            WebSocket::send(slf, message)?
+        } else {
+            Self::send_http(slf, message)?
         };
-        if gives_way {
-            return Self::give_way(slf).map(Sending::Wait);
+        match sending {
+            // The message has been taken, so that giving way neither changes the order of messages nor loses one.
+            Sending::Done if this.has_to_give_way(py) => Ok(Sending::DoneNextTurn),
+            sending => Ok(sending),
         }
-        if this.websocket.is_some() {
-            return WebSocket::send(slf, message);
-        }
+    }
+
+    /// Counts a message for which `send` does not wait. Whether others should have their turn.
+    pub(in crate::http) fn has_to_give_way(&self, py: Python<'_>) -> bool {
+        let mut state = self.state.get_mut(py);
+        state.sent = (state.sent + 1) % SENT_MAX;
+        state.sent == 0
+    }
+
+    fn send_http<'py>(
+        slf: &Bound<'py, Self>,
+        message: &Bound<'py, PyAny>,
+    ) -> PyResult<Sending<'py>> {
+        let py = slf.py();
+        let this = slf.get();
         let (is_started, has_body, is_complete) = {
             let state = this.state.get(py);
             let is_complete = state.is_complete || state.file_tail.is_some();
@@ -114,17 +132,6 @@ impl Request {
             Self::begin_response(slf, &connection, message)?;
         }
         Ok(Sending::Done)
-    }
-
-    /// A future that is done in the next turn.
-    #[cold]
-    fn give_way<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        let py = slf.py();
-        let this = slf.get();
-        this.state.get_mut(py).sent = 0;
-        let go_on = slf.getattr(intern!(py, "_go_on"))?;
-        this.service(py)?.get().call_soon(py, &go_on)?;
-        this.wait_for_room(py)
     }
 
     /// Whether the client has to read before more is sent.
