@@ -216,6 +216,7 @@ impl<S: Transport> Server<S> {
     }
 
     /// Sets the maximum number of connections served at the same time, over all workers. Further ones wait.
+    /// A connection that a handler has closed counts until it has ended, which may take 2 s ([`Connection::close`]).
     pub fn max_connections(mut self, max_connections: usize) -> Self {
         self.options.max_connections = max_connections;
         self

@@ -240,7 +240,8 @@ impl<S: AsFd + Into<OwnedFd>> Source<S> {
     }
 
     /// Calls `write` now, whether or not the source counts as writable, and changes nothing about that: for a write that
-    /// also depends on who it goes to. `None` if there is no room; the task is then woken when the source has some.
+    /// also depends on who it goes to. `None` if there is no room; if it is the source that has none, the task is woken when
+    /// it has some.
     pub(crate) fn poll_write_to<T>(
         &self,
         context: &mut Context<'_>,
@@ -255,7 +256,11 @@ impl<S: AsFd + Into<OwnedFd>> Source<S> {
                 Poll::Ready(Ok(Some(result)))
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                watched.writer.register(seat, context);
+                // If the source itself has room, only the receiver has none. To wait for the source would then be to spin:
+                // a send that fails like this frees its datagram again, and the kernel reports that as new room.
+                if !sys::is_writable_now(self.get().as_fd())? {
+                    watched.writer.register(seat, context);
+                }
                 Poll::Ready(Ok(None))
             }
             Err(error) => Poll::Ready(Err(error)),

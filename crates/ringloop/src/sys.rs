@@ -4,8 +4,6 @@
 #![allow(unsafe_code)]
 
 #[cfg(feature = "runtime")]
-use std::collections::BTreeMap;
-#[cfg(feature = "runtime")]
 use std::io;
 #[cfg(feature = "runtime")]
 use std::mem;
@@ -16,8 +14,6 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 #[cfg(feature = "runtime")]
 use std::sync::atomic::{AtomicPtr, Ordering};
-#[cfg(feature = "runtime")]
-use std::sync::{Mutex, PoisonError};
 
 #[cfg(feature = "runtime")]
 use socket2::{SockAddr, Socket};
@@ -182,21 +178,38 @@ pub(crate) fn is_out_of_descriptors(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
 
-/// What [`restore_default`] has taken the place of, by signal.
+/// What [`restore_default`] has taken the place of, by signal. There is no lock, because a child after fork(2) might wait
+/// for it forever.
 #[cfg(feature = "runtime")]
-static REPLACED: Mutex<BTreeMap<i32, libc::sigaction>> = Mutex::new(BTreeMap::new());
+static REPLACED: [AtomicPtr<libc::sigaction>; SIGNALS] =
+    [const { AtomicPtr::new(ptr::null_mut()) }; SIGNALS];
+
+/// One more than the greatest number of a signal (signal(7)).
+#[cfg(feature = "runtime")]
+const SIGNALS: usize = 65;
+
+/// Exchanges what was replaced for a signal.
+#[cfg(feature = "runtime")]
+fn exchange_replaced(signal: i32, new: Option<libc::sigaction>) -> Option<Box<libc::sigaction>> {
+    let place = usize::try_from(signal)
+        .ok()
+        .and_then(|signal| REPLACED.get(signal))?;
+    let new = new.map_or(ptr::null_mut(), |new| Box::into_raw(Box::new(new)));
+    let former = place.swap(new, Ordering::AcqRel);
+    // SAFETY: if it is not null, it came from a box, and nobody else can get it any more.
+    (!former.is_null()).then(|| unsafe { Box::from_raw(former) })
+}
 
 /// Restores a signal's default action, see `sigaction(2)`.
 #[cfg(feature = "runtime")]
 pub(crate) fn restore_default(signal: i32) -> io::Result<()> {
-    let mut replaced = REPLACED.lock().unwrap_or_else(PoisonError::into_inner);
     // SAFETY: a sigaction consists of numbers and an optional function, for which all zeroes are valid: the default
     // action, no flags, and an empty mask.
     let default: libc::sigaction = unsafe { mem::zeroed() };
     // SAFETY: the default action is no function of this program.
     let former = unsafe { exchange_action(signal, Some(&default)) }?;
     if former.sa_sigaction != libc::SIG_DFL {
-        replaced.insert(signal, former);
+        exchange_replaced(signal, Some(former));
     }
     Ok(())
 }
@@ -204,8 +217,7 @@ pub(crate) fn restore_default(signal: i32) -> io::Result<()> {
 /// Undoes [`restore_default`], unless another action was installed since.
 #[cfg(feature = "runtime")]
 pub(crate) fn undo_restore_default(signal: i32) -> io::Result<()> {
-    let mut replaced = REPLACED.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some(former) = replaced.remove(&signal) else {
+    let Some(former) = exchange_replaced(signal, None) else {
         return Ok(());
     };
     // SAFETY: changes nothing.
@@ -226,15 +238,15 @@ unsafe fn exchange_action(
     signal: i32,
     action: Option<&libc::sigaction>,
 ) -> io::Result<libc::sigaction> {
-    let mut former = MaybeUninit::<libc::sigaction>::uninit();
+    // SAFETY: all zeroes are valid, see `restore_default`. Not every C library writes the whole structure.
+    let mut former: libc::sigaction = unsafe { mem::zeroed() };
     let action = action.map_or(ptr::null(), ptr::from_ref);
     // SAFETY: `action` is null or valid for reads, and `former` is valid for writes; both outlive the call. What the
     // handler does is up to the caller.
-    if unsafe { libc::sigaction(signal, action, former.as_mut_ptr()) } < 0 {
+    if unsafe { libc::sigaction(signal, action, &raw mut former) } < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: sigaction returned 0, so it has filled in the whole structure.
-    Ok(unsafe { former.assume_init() })
+    Ok(former)
 }
 
 /// A value that each process creates for itself. After fork(2), a child has none of its parent's threads, and a lock of

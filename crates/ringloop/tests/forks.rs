@@ -3,7 +3,7 @@
 mod common;
 
 use std::future::Future;
-use std::io;
+use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, RawFd};
 use std::task::{Context, Waker};
 use std::time::Duration;
@@ -12,6 +12,8 @@ use bytes::Bytes;
 use common::{LONG, backends, config, in_child, on_both, pool_config, tcp};
 use ringloop::fs::File;
 use ringloop::net::UnixStream;
+use ringloop::server::{Connection, Handler, Server};
+use ringloop::signal::{self, SignalKind, signal};
 use ringloop::{BusyPoll, Pool, Reactor, ReactorConfig};
 
 fn is_open(descriptor: RawFd) -> bool {
@@ -132,5 +134,58 @@ fn a_child_may_drop_its_parents_pool() {
             .unwrap()
             .block_on(task);
         assert_eq!(result.unwrap(), 7);
+    }
+}
+
+#[test]
+fn a_child_may_drop_its_parents_server() {
+    struct Echo;
+
+    impl Handler for Echo {
+        fn data(&mut self, connection: &mut Connection<'_>, bytes: &[u8]) -> io::Result<()> {
+            connection.write(bytes)
+        }
+    }
+
+    for backend in backends() {
+        let start = || {
+            let server = Server::bind("127.0.0.1:0").pool(pool_config(backend));
+            Some(server.workers(1).start(|| Echo).unwrap())
+        };
+        let mut servers = [(); 2].map(|()| start());
+        in_child(|| {
+            let [first, second] = &mut servers;
+            drop(first.take());
+            second.take().unwrap().shutdown(LONG);
+            true
+        });
+        for server in servers.into_iter().flatten() {
+            let mut client = std::net::TcpStream::connect(server.local_addr()).unwrap();
+            client.write_all(b"still here").unwrap();
+            let mut answer = [0; 10];
+            client.read_exact(&mut answer).unwrap();
+            assert_eq!(&answer, b"still here");
+        }
+    }
+}
+
+#[test]
+fn a_child_hears_of_a_signal_whose_default_its_parent_has_restored() {
+    let kind = SignalKind::user_defined1();
+    for backend in backends() {
+        let mut runtime = ringloop::Runtime::new(&config(backend)).unwrap();
+        let listening = runtime.block_on(async { signal(kind).unwrap() });
+        signal::restore_default(kind).unwrap();
+        in_child(|| {
+            let mut runtime = ringloop::Runtime::new(&config(backend)).unwrap();
+            runtime.block_on(async {
+                let mut listening = signal(kind).unwrap();
+                // SAFETY: only sends a signal to this process, which has a handler for it.
+                assert_eq!(unsafe { libc::raise(kind.as_raw()) }, 0);
+                listening.recv().await.unwrap();
+            });
+            true
+        });
+        drop(listening);
     }
 }

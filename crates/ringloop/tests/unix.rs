@@ -15,7 +15,7 @@ use bytes::{Buf, Bytes, BytesMut};
 use ringloop::driver::{Driver, Event, Message, Op, SharedFd};
 use ringloop::net::{ToUnixAddress, UnixDatagram, UnixListener, UnixStream};
 use ringloop::time::{sleep, timeout};
-use ringloop::{spawn, yield_now};
+use ringloop::{Handle, spawn, yield_now};
 
 use common::{LONG, on_both, pattern, poll_times};
 
@@ -417,6 +417,36 @@ fn a_sender_whose_receiver_vanishes_hears_of_it() {
                     | io::ErrorKind::NotConnected
                     | io::ErrorKind::BrokenPipe
             ));
+        });
+    });
+}
+
+#[test]
+fn a_sender_whose_receiver_is_full_waits_without_spinning() {
+    on_both(|runtime| {
+        runtime.block_on(async {
+            let address = name("spinning");
+            let receiver = UnixDatagram::bind(&address).unwrap();
+            let sender = Rc::new(UnixDatagram::unbound().unwrap());
+            while sender.try_send_to(b"filler", &address).is_ok() {}
+            let sending = spawn({
+                let (sender, address) = (Rc::clone(&sender), address.clone());
+                async move { sender.send_to(&b"late"[..], address).await.0 }
+            });
+            let runs = || Handle::current().metrics().tasks_run;
+            sleep(Duration::from_millis(5)).await;
+            let before = runs();
+            sleep(Duration::from_millis(50)).await;
+            assert!(runs() - before < 5, "it ran {} times", runs() - before);
+            assert!(!sending.is_finished());
+            let mut datagram = Vec::with_capacity(16);
+            while datagram != b"late" {
+                datagram.clear();
+                let count;
+                (count, datagram) = timeout(LONG, receiver.recv(datagram)).await.unwrap();
+                count.unwrap();
+            }
+            assert_eq!(sending.await.unwrap().unwrap(), 4);
         });
     });
 }

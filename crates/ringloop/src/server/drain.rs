@@ -93,7 +93,9 @@ impl Drop for Listener {
 /// Waits until the server begins to drain. Created by [`Client::draining`](super::Client::draining).
 ///
 /// It completes a little after draining begins: when whoever reads from the connection has read what had arrived by
-/// then. So a `select` of a read and this future, in this order, handles all of that first.
+/// then. So a `select` of a read and this future, in this order, handles all of that first. Keep it until it completes: a
+/// new one begins anew, and does not complete when it is polled for the first time. To ask without waiting, use
+/// [`Client::is_draining`](super::Client::is_draining).
 #[must_use = "a future does nothing unless it is awaited"]
 pub struct Draining {
     listener: Listener,

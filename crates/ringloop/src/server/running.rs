@@ -2,7 +2,9 @@
 
 use std::convert::Infallible;
 use std::io;
+use std::mem;
 use std::net::SocketAddr;
+use std::process;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -36,9 +38,25 @@ use crate::pool::Pool;
 pub struct Running {
     pool: Pool,
     address: SocketAddr,
-    /// Closed to stop accepting.
-    stop: Sender<Infallible>,
+    stop: Stop,
     counters: Vec<Arc<WorkerCounters>>,
+}
+
+/// Stops accepting when it is dropped, unless that happens in a child after fork(2): the workers are the parent's, and a
+/// thread that is gone there may hold the channel's locks.
+#[derive(Debug)]
+struct Stop {
+    /// Of the channel that closes then.
+    sender: Option<Sender<Infallible>>,
+    process: u32,
+}
+
+impl Drop for Stop {
+    fn drop(&mut self) {
+        if self.process != process::id() {
+            mem::forget(self.sender.take());
+        }
+    }
 }
 
 impl Running {
@@ -51,7 +69,10 @@ impl Running {
         Self {
             pool,
             address,
-            stop,
+            stop: Stop {
+                sender: Some(stop),
+                process: process::id(),
+            },
             counters,
         }
     }
@@ -82,9 +103,12 @@ impl Running {
     /// Stops listening, asks the connections to end ([`Handler::draining`](super::Handler::draining), [`Client::draining`](super::Client::draining)), gives them
     /// `patience` to do so, and then cuts off those that are left.
     ///
-    /// Connections that were not accepted yet are reset by the kernel. This blocks, as [`Pool::shutdown`] does.
+    /// Connections that were not accepted yet are reset by the kernel. A connection that a handler closes ends when its
+    /// peer closes it, too, at most 2 s later ([`Connection::close`](super::Connection::close)).
+    ///
+    /// This blocks, as [`Pool::shutdown`] does, and does nothing in a child after fork(2).
     pub fn shutdown(self, patience: Duration) {
-        self.stop.close();
+        drop(self.stop);
         self.pool.shutdown(patience);
     }
 
