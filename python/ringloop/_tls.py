@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from asyncio import base_events, sslproto
 from types import FunctionType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
@@ -40,6 +41,7 @@ class SSLProtocol(_core.SSLProtocol, _AsyncioSSLProtocol):  # type: ignore[misc]
         _app_transport: SSLProtocolTransport | None
         _app_transport_created: bool
         _shutdown_timeout_handle: asyncio.TimerHandle | None
+        _sslcontext: Any
 
     # Until asyncio's __init__ has set both.
     _incoming_high_water: float = 1
@@ -54,6 +56,10 @@ class SSLProtocol(_core.SSLProtocol, _AsyncioSSLProtocol):  # type: ignore[misc]
         self.max_size = 0
         super().__init__(*args, **options)
         del self.max_size
+        if not isinstance(self._sslcontext, ssl.SSLContext):
+            # It stands for a context that is replaced from time to time, as in `ringloop.http`.
+            self._sslcontext = getattr(self._sslobj, "context", self._sslcontext)
+            self._extra["sslcontext"] = self._sslcontext
         self._ssl_buffer, self._ssl_buffer_view = _NO_BUFFER, _NO_BUFFER_VIEW
 
     def _get_app_transport(self) -> SSLProtocolTransport:

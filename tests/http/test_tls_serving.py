@@ -1,5 +1,6 @@
 """`ringloop serve` with TLS: certificates, clients' certificates, and certificates that change."""
 
+import asyncio
 import concurrent.futures
 import contextlib
 import json
@@ -15,8 +16,8 @@ import pytest
 import trustme
 
 import support
-from applications import LARGE
-from ringloop.http import Config
+from applications import LARGE, answer
+from ringloop.http import Config, Server
 from ringloop.http._errors import StartupError
 from serve_process import fails, serving
 
@@ -333,6 +334,175 @@ def handshake(server_context, client_context):
             except ssl.SSLWantReadError:
                 pass
     return client.getpeercert()["serialNumber"].lstrip("0")
+
+
+def config_of(files, app=app, **options):
+    options = {"ssl_certfile": files.certificate, "ssl_keyfile": files.key, "log_config": None, **options}
+    return Config(app, **options)
+
+
+@contextlib.asynccontextmanager
+async def running(config):
+    """Serves in this loop; gives a function that connects and asks.
+
+    It returns ALPN's choice and the answer, or None if the client is refused.
+    """
+    server = Server(config)
+    task = asyncio.ensure_future(server.serve())
+    await support.until(lambda: server.started or task.done())
+
+    async def ask(context):
+        address = server.servers[0].sockets[0].getsockname()
+        try:
+            reader, writer = await asyncio.open_connection(*address, ssl=context, server_hostname="localhost")
+        except OSError:
+            return None
+        try:
+            writer.write(b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+            answer = await reader.read()
+            return (writer.get_extra_info("ssl_object").selected_alpn_protocol(), answer[:12]) if answer else None
+        except OSError:
+            return None
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+    try:
+        yield ask
+    finally:
+        server.should_exit = True
+        await task
+
+
+async def hello(scope, receive, send):
+    await answer(send, b"hello")
+
+
+@both_backends
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("factory", [None, lambda config, default: default()])
+def test_a_reload_keeps_what_the_program_has_changed(loop, files, late, factory):
+    """Otherwise clients without a certificate, for example, would be served from then on."""
+    config = config_of(files, hello, port=0, lifespan="off", install_signal_handlers=False, ssl_context_factory=factory)
+    config.load()
+    stranger, known, old = (files.client_context() for _ in range(3))
+    stranger.set_alpn_protocols(["h2", "http/1.1"])
+    known.set_alpn_protocols(["h2", "http/1.1"])
+    for context in (known, old):
+        files.issue("client").configure_cert(context)
+    old.maximum_version = ssl.TLSVersion.TLSv1_2
+
+    def change():
+        config.ssl.load_verify_locations(files.ca)
+        config.ssl.verify_mode = ssl.CERT_REQUIRED
+        config.ssl.minimum_version = ssl.TLSVersion.TLSv1_3
+        # No getter has it.
+        config.ssl.set_alpn_protocols(["http/1.1"])
+
+    async def main():
+        async with running(config) as ask:
+            if late:
+                assert config.reloadable_ssl.reload()
+                assert await ask(old) == (None, b"HTTP/1.1 200")
+                change()
+            for count in range(3):
+                assert await ask(stranger) is None, count
+                assert await ask(old) is None, count
+                assert await ask(known) == ("http/1.1", b"HTTP/1.1 200"), count
+                files.renew()
+                assert config.reloadable_ssl.reload()
+            # The files that the program has named are read again.
+            trustme.CA().cert_pem.write_to_path(str(files.ca))
+            assert config.reloadable_ssl.reload()
+            assert await ask(known) is None
+
+    if not late:
+        change()
+    loop.run_until_complete(main())
+
+
+def test_a_change_that_cannot_be_made_again_leaves_the_old_context(files):
+    config = config_of(files)
+    config.load()
+    config.ssl.load_verify_locations(files.ca)
+    config.ssl.verify_mode = ssl.CERT_REQUIRED
+    files.ca.unlink()
+    assert not config.reloadable_ssl.reload()
+    assert config.reloadable_ssl.context is config.ssl
+    files.authority.cert_pem.write_to_path(str(files.ca))
+    assert config.reloadable_ssl.reload()
+    assert config.reloadable_ssl.context is not config.ssl
+    assert config.reloadable_ssl.context.verify_mode is ssl.CERT_REQUIRED
+
+
+def test_a_factory_that_returns_the_same_context_each_time(files):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    config = config_of(files, ssl_context_factory=lambda config, default: context)
+    config.load()
+    config.ssl.verify_mode = ssl.CERT_REQUIRED
+    for _ in range(2):
+        assert config.reloadable_ssl.reload()
+        assert config.reloadable_ssl.context is config.ssl is context
+        assert context.verify_mode is ssl.CERT_REQUIRED
+
+
+def test_a_factory_of_contexts_of_a_class_of_their_own(files):
+    class Context(ssl.SSLContext):
+        """truststore's looks like this."""
+
+        __slots__ = ("slot",)
+
+        @property
+        def __class__(self):
+            return ssl.SSLContext
+
+    made = []
+
+    def factory(config, default):
+        made.append(Context(ssl.PROTOCOL_TLS_SERVER))
+        return made[-1]
+
+    config = config_of(files, ssl_context_factory=factory)
+    config.load()
+    assert config.ssl is made[0]
+    config.ssl.verify_mode = ssl.CERT_REQUIRED
+    config.ssl.slot = "also repeated"
+    assert config.reloadable_ssl.reload()
+    assert config.reloadable_ssl.context is made[1]
+    assert made[1].verify_mode is ssl.CERT_REQUIRED
+    assert made[1].slot == "also repeated"
+
+
+@both_backends
+def test_a_connection_shows_the_context_that_it_uses(loop, files):
+    config = config_of(files)
+    config.load()
+    shown = []
+
+    class Shown(asyncio.Protocol):
+        def connection_made(self, transport):
+            shown.append(transport.get_extra_info("sslcontext"))
+            assert transport.get_extra_info("ssl_object").context is shown[-1]
+            transport.close()
+
+    async def main():
+        async with await loop.create_server(Shown, support.HOST, 0, ssl=config.reloadable_ssl) as server:
+            for count in (1, 2):
+                reader, writer = await asyncio.open_connection(
+                    *server.sockets[0].getsockname(), ssl=files.client_context(), server_hostname="localhost"
+                )
+                assert await reader.read() == b""
+                writer.close()
+                await writer.wait_closed()
+                assert len(shown) == count
+                assert shown[-1] is config.reloadable_ssl.context
+                assert isinstance(shown[-1], ssl.SSLContext)
+                config.reloadable_ssl.reload()
+
+    loop.run_until_complete(main())
+    assert shown[0] is config.ssl
+    assert shown[1] is not config.ssl
 
 
 def test_a_factory_that_returns_something_else(files):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import ssl
 from typing import TYPE_CHECKING, Any
@@ -50,19 +51,57 @@ def _refuse_to_ask() -> str:
     raise ValueError("the TLS key is encrypted: ssl_keyfile_password (--ssl-keyfile-password) is missing")
 
 
+# The name of a method, and its arguments.
+_Call = tuple[str, tuple[Any, ...], dict[str, Any]]
+
+
+def _call(context: ssl.SSLContext, call: _Call) -> None:
+    name, arguments, options = call
+    getattr(context, name)(*arguments, **options)
+
+
+def _observe(context: ssl.SSLContext, tell: Callable[[_Call], None]) -> None:
+    """Calls `tell` after each change of the context.
+
+    Comparing the settings would not find all changes: some can't be read, such as those of `set_alpn_protocols`.
+    """
+    base = type(context)
+
+    def observed(name: str) -> Callable[..., Any]:
+        method = getattr(base, name)
+
+        @functools.wraps(method)
+        def change(self: ssl.SSLContext, *arguments: Any, **options: Any) -> Any:
+            result = method(self, *arguments, **options)
+            tell((name, arguments, options))
+            return result
+
+        return change
+
+    names = ["__setattr__", *(name for name in dir(ssl.SSLContext) if name.startswith(("load_", "set_")))]
+    derived = type(base.__name__, (base,), {name: observed(name) for name in names})
+    # Not by assignment: truststore's contexts have an attribute of their own with this name.
+    vars(object)["__class__"].__set__(context, derived)
+
+
 class ReloadableContext:
     """A context for the loop's servers, which keep it for good: each new connection gets the current `context`,
     which is `initial` until the first reload.
 
     `make` makes a context, and `files` are those that it reads. A context has its own keys for session tickets, so that
     what was agreed on with an old one, such as a client's certificate, ends with it.
+
+    The program may change `initial` at any time, say to require clients' certificates. Each change is made on the
+    current context, too, and on those that follow.
     """
 
     def __init__(self, make: Callable[[], ssl.SSLContext], files: list[Path]) -> None:
         self._make = make
         self._files = files
         self._seen = self._last_look = self._look()
+        self._changes: list[_Call] = []
         self.initial = self.context = make()
+        _observe(self.initial, self._repeat)
 
     def wrap_bio(self, *arguments: Any, **options: Any) -> ssl.SSLObject:
         """As `ssl.SSLContext.wrap_bio`, which is all that asyncio calls."""
@@ -72,12 +111,24 @@ class ReloadableContext:
         """Reads the files again; without success the old context stays, and an error is logged."""
         self._seen = self._look()
         try:
-            self.context = self._make()
+            made = self._make()
+            # A factory may return the same context each time.
+            if made is not self.initial:
+                for change in self._changes:
+                    _call(made, change)
         except Exception as error:
             logger.error("The TLS certificate could not be reloaded, the old one stays: %s", error)
             return False
+        self.context = made
         logger.info("The TLS certificate was reloaded.")
         return True
+
+    def _repeat(self, change: _Call) -> None:
+        if self.context is not self.initial:
+            _call(self.context, change)
+        # A program may load its certificate again and again.
+        if self._changes[-1:] != [change]:
+            self._changes.append(change)
 
     def reload_if_changed(self) -> None:
         """Reads the files again if they have changed, but not since the last call.
