@@ -54,9 +54,11 @@ impl Drop for Bytes {
     fn drop(&mut self) {
         // SAFETY: the pointer came from Box::into_raw, and nobody else frees it.
         let owner = unsafe { Box::from_raw(self.owner.as_ptr()) };
-        if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(owner))) {
-            // Its destructor might panic, too.
-            mem::forget(payload);
+        // The payload of a panic may have a destructor that panics. What that gives is leaked: it might do the same.
+        if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(owner)))
+            && let Err(next) = catch_unwind(AssertUnwindSafe(|| drop(payload)))
+        {
+            mem::forget(next);
         }
     }
 }
