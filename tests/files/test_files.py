@@ -11,6 +11,7 @@ import select
 import subprocess
 import sys
 import threading
+import tracemalloc
 import types
 import warnings
 
@@ -258,6 +259,203 @@ def test_a_read_of_a_pipe_in_pieces_that_is_cancelled_loses_nothing(run, fifo, b
             return data
 
     assert run(main()) == b"firstsecond"
+
+
+def source(kind, path, content):
+    """Return what a text file with that content is opened by: its path, or a pipe."""
+    if kind != "pipe":
+        path.write_bytes(content)
+        return path
+    near, far = os.pipe()
+
+    def write():
+        with open(far, "wb", 0) as file, contextlib.suppress(BrokenPipeError):
+            file.write(content)
+
+    threading.Thread(target=write, daemon=True).start()
+    return near
+
+
+@pytest.mark.parametrize("kind", ["path", "pipe"])
+def test_the_lines_of_a_text_file_are_not_in_memory_a_second_time(run, tmp_path, kind):
+    line = "x" * 999 + "\n"
+    content = line.encode() * 4000
+
+    async def main():
+        async with files.open(source(kind, tmp_path / "file", content)) as file:
+            tracemalloc.start()
+            try:
+                lines = await file.readlines()
+                return lines == [line] * 4000, tracemalloc.get_traced_memory()[1]
+            finally:
+                tracemalloc.stop()
+
+    right, peak = run(main())
+    assert right
+    assert peak < 1.4 * len(content)
+
+
+LINES = "".join(f"{number} gr\u00fc\u00df\u20ac\r\n{number}\r{number}\n" for number in range(3500))
+"""As bytes, more than four chunks. Some have ends of lines and characters that are cut in two."""
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "failed"), asyncio.CancelledError()], ids=["error", "cancelled"])
+@pytest.mark.parametrize(
+    ("encoding", "newline"), [("utf-8", None), ("utf-8", ""), ("utf-8", "\r\n"), ("utf-16", "\n"), ("utf-7", None)]
+)
+@pytest.mark.parametrize("kind", ["path", "shared", "shared in the middle", "pipe"])
+def test_reading_lines_that_fails_has_read_nothing(run, tmp_path, monkeypatch, kind, encoding, newline, error):
+    content = LINES.encode(encoding)
+    (tmp_path / "model").write_bytes(content)
+    options = {"encoding": encoding, "newline": newline}
+
+    async def main(reads, ahead):
+        with open(tmp_path / "model", **options) as model:
+            async with files.open(source(kind, tmp_path / "file", content), **options) as file:
+                if kind == "shared":
+                    file.fileno()
+                slow(file)
+                descriptor = type(file._descriptor)
+                read, count = descriptor.read, 0
+
+                async def fails(descriptor, size):
+                    nonlocal count
+                    count += 1
+                    if kind == "shared in the middle" and count == 3:
+                        file.fileno()
+                    if count > reads:
+                        raise error
+                    return await read(descriptor, size)
+
+                assert await file.read(ahead) == model.read(ahead)
+                told = await file.tell() if kind != "pipe" else None
+                with monkeypatch.context() as patch:
+                    patch.setattr(descriptor, "read", fails)
+                    with pytest.raises(type(error)):
+                        await file.readlines()
+                    where = os.lseek(file._descriptor.fd, 0, os.SEEK_CUR) if kind != "pipe" else None
+                    if kind == "path":
+                        assert where <= ahead * 8 + 8192
+                    elif kind == "shared":
+                        # Others may go on from there.
+                        assert where == min(len(content), (reads + (ahead > 0)) * 8192)
+                    # Again, with what was put back.
+                    count = reads
+                    with pytest.raises(type(error)):
+                        await file.readlines()
+                if kind == "pipe":
+                    assert [await file.readline() for _ in range(3)] == [model.readline() for _ in range(3)]
+                else:
+                    assert await file.tell() == told == model.tell()
+                    assert [await file.readline() for _ in range(3)] == [model.readline() for _ in range(3)]
+                    assert await file.tell() == model.tell()
+                assert await file.read(7) == model.read(7)
+                assert await file.readlines(5000) == model.readlines(5000)
+                assert await file.readlines() == model.readlines()
+                assert file.newlines == model.newlines
+
+    for reads in (0, 1, 2, 4, 8):
+        for ahead in (0, 5):
+            run(main(reads, ahead))
+
+
+@pytest.mark.parametrize("kind", ["path", "shared", "shared in the middle"])
+def test_reading_lines_that_is_cancelled_while_the_kernel_works_does_not_move_the_file(run, tmp_path, kind):
+    path = tmp_path / "file"
+    path.write_bytes(LINES.encode())
+
+    async def main():
+        async with files.open(path, newline="") as file:
+            slow(file)
+            if kind == "shared":
+                file.fileno()
+            first = await file.readline()
+            told = await file.tell()
+            for turns in range(0, 12, 3):
+                reading = asyncio.create_task(file.readlines())
+                while os.lseek(file._descriptor.fd, 0, os.SEEK_CUR) < 20_000:
+                    await asyncio.sleep(0)
+                await support.turns(turns)
+                if kind == "shared in the middle":
+                    file.fileno()
+                await until_in_flight(file, reading)
+                reading.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    assert first + "".join(await reading) == LINES
+                    await file.seek(told)
+                assert await file.tell() == told
+                if kind != "path":
+                    break
+            assert first + await file.read() == LINES
+
+    run(main())
+
+
+def test_lines_that_cannot_be_decoded_are_lost_as_those_of_open(run, tmp_path):
+    content = b"a line\r\n" * 5000 + b"\xff\n" + b"other\n" * 5000
+
+    async def main():
+        with open(source("path", tmp_path / "file", content)) as model:
+            for kind in ("path", "pipe"):
+                async with files.open(source(kind, tmp_path / "file", content)) as file:
+                    model.seek(0)
+                    for each in (model, file):
+                        with pytest.raises(UnicodeDecodeError):
+                            lines = each.readlines()
+                            await lines
+                    assert await file.read() == model.read()
+
+    run(main())
+
+
+class Counted(str):
+    """A text that counts the characters that were copied from it, or searched."""
+
+    __slots__ = ("count",)
+
+    def __getitem__(self, index):
+        found = super().__getitem__(index)
+        self.count += len(found)
+        return found
+
+    def find(self, part, start=0, stop=sys.maxsize):
+        found = super().find(part, start, stop)
+        self.count += (min(stop, len(self)) if found < 0 else found + 1) - start
+        return found
+
+
+@pytest.mark.parametrize("call", ["readline", "readlines", "next"])
+@pytest.mark.parametrize(("end", "newline"), [("\n", None), ("\n", ""), ("\r", ""), ("\r\n", "\r\n")])
+def test_lines_that_were_put_back_are_not_copied_for_each_one(run, fifo, end, newline, call):
+    path, far = fifo
+    line = "x" * 9 + end
+
+    async def main():
+        async with files.open(path, newline=newline) as file:
+            reading = asyncio.create_task(file.readlines())
+            for _ in range(20):
+                os.write(far, line.encode() * 1000)
+                while select.select([far], [], [], 0)[0]:
+                    await asyncio.sleep(0)
+            await support.turns(3)
+            reading.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reading
+            # On asyncio a thread reads on.
+            os.write(far, line.encode())
+            text = file._decoded = Counted(file._decoded)
+            text.count, size = 0, len(text)
+            assert size > 150_000
+            lines = size // len(line)
+            if call == "readlines":
+                assert await file.readlines(lines * len(line) - 1) == [line] * lines
+            else:
+                for _ in range(lines):
+                    assert await (file.readline() if call == "readline" else anext(file)) == line
+            # "\r" is searched for after a "\n" was not found near.
+            assert text.count < (2000 if end == "\r" else 4) * size
+
+    run(main())
 
 
 @pytest.mark.parametrize("buffering", [-1, 0])

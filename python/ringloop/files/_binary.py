@@ -528,6 +528,12 @@ class _Buffered(_Binary):
         """Let what a call has read that was cancelled, or has failed, be read again."""
         self._ahead, self._used = b"".join(pieces), 0
 
+    def _unread(self, count: int) -> None:
+        """Move a file with a position that nobody else has back over so many bytes that were given out."""
+        count += len(self._ahead) - self._used
+        self._ahead, self._used = b"", 0
+        self._descriptor.move_back(count)
+
     async def _read1(self, size: int) -> bytes | None:
         if size < 0:
             size = self._size

@@ -406,6 +406,17 @@ class Descriptor:
         elif data:
             self.move_back(len(data))
 
+    def read_again(self, count: int, offset: int) -> bytes:
+        """Read once more what a call has just read that was cancelled, or failed: from the page cache, mostly."""
+        pieces: list[bytes] = []
+        # As in `move_back`.
+        with contextlib.suppress(OSError):
+            while count and (piece := os.pread(self.fd, count, offset)):
+                pieces.append(piece)
+                count -= len(piece)
+                offset += len(piece)
+        return b"".join(pieces)
+
     def put_back(self) -> None:
         """Move a file with a position to where its user believes that it is: before the bytes that were kept."""
         if self.left and self.seekable:

@@ -41,6 +41,20 @@ def unpack_cookie(cookie: int) -> tuple[int, int, int, int, bool]:
     return _COOKIE.unpack(cookie.to_bytes(_COOKIE.size, "little"))
 
 
+class _Taken:
+    """What `readlines` needs to be undone. The lines exist anyway, so the bytes of finished ones are only kept where they must be."""
+
+    __slots__ = ("begin", "chunks", "count", "note")
+
+    def __init__(self, note: tuple[Any, ...] | None) -> None:
+        # Of a file with a position, what it was like at the beginning; of others, before the line that is being read.
+        self.note = note
+        # The bytes since then. Of a file with a position that nobody else had, the first are not kept: the file has them, so
+        # many from here on.
+        self.chunks: list[bytes] = []
+        self.begin = self.count = 0
+
+
 class TextFile(File[str]):
     """A text file, as `io.TextIOWrapper`."""
 
@@ -265,17 +279,21 @@ class TextFile(File[str]):
                 raise
 
     def _line_end(self, text: str, start: int) -> int:
-        """Return where the first line of a text ends, or -1; its end is not before `start`."""
+        """Return where the first end of a line that begins at `start` or later ends, or -1."""
         if self._translates:
             return text.find("\n", start) + 1 or -1
         if self._universal:
-            feed, carriage = text.find("\n", start), text.find("\r", start)
-            if carriage < 0:
-                return feed + 1 or -1
-            if feed < 0 or feed > carriage + 1 or feed < carriage:
-                return (feed if 0 <= feed < carriage else carriage) + 1
-            return feed + 1
-        found = text.find(self._read_newline, max(start - len(self._read_newline) + 1, 0))
+            # In steps: one of the two may not occur at all, and a call that was undone may have left a long text.
+            for begin in range(start, len(text), CHUNK_SIZE):
+                stop = begin + CHUNK_SIZE
+                feed = text.find("\n", begin, stop)
+                carriage = text.find("\r", begin, stop if feed < 0 else feed)
+                if carriage >= 0:
+                    return carriage + (2 if text.startswith("\n", carriage + 1) else 1)
+                if feed >= 0:
+                    return feed + 1
+            return -1
+        found = text.find(self._read_newline, start)
         return found + len(self._read_newline) if found >= 0 else -1
 
     async def readline(self, size: int | None = -1, /) -> str:
@@ -304,20 +322,22 @@ class TextFile(File[str]):
     async def _readline(self, limit: int, chunks: list[bytes]) -> str:
         """Read a line, and add the chunks that it takes to the others."""
         self._get_decoder()
-        start = self._used
-        line, searched = self._decoded[start:], 0
-        # How much of the line came before what is decoded now.
-        before = -start
+        text, start = self._decoded, self._used
+        searched = start
+        # How much of the text came before what is decoded now.
+        before = 0
         while True:
-            end = self._line_end(line, searched)
-            if end < 0 and 0 <= limit <= len(line):
-                end = limit
+            end = self._line_end(text, searched)
+            if end < 0 and 0 <= limit <= len(text) - start:
+                end = start + limit
             if end >= 0:
-                if 0 <= limit < end:
-                    end = limit
+                if 0 <= limit < end - start:
+                    end = start + limit
                 self._used = end - before
-                return line[:end]
-            searched = len(line)
+                return text[start:end]
+            text, start = text[start:], 0
+            # The end of a line may have come in part.
+            searched = max(len(text) - len(self._read_newline) + 1, 0) if self._read_newline else len(text)
             while True:
                 chunk = await self._read_chunk()
                 chunks.append(chunk)
@@ -325,21 +345,48 @@ class TextFile(File[str]):
                     break
             if not self._decoded:
                 self._forget()
-                return line
-            before = len(line)
-            line += self._decoded
+                return text
+            before = len(text)
+            text += self._decoded
 
     def _begin_lines(self) -> Any:
         self._check_readable()
-        return self._note(), []
+        return _Taken(self._note() if self._descriptor.seekable else None)
 
-    async def _next_line(self, note: Any) -> str:
+    async def _next_line(self, taken: Any) -> str:
         if self._buffer._out:
             await self._flush()
-        return await self._readline(-1, note[1])
+        start = self._used
+        end = self._line_end(self._decoded, start)
+        if end >= 0:
+            self._used = end
+            return self._decoded[start:end]
+        if not self._descriptor.seekable:
+            taken.note, taken.chunks = self._note(), []
+            line = await self._readline(-1, taken.chunks)
+            taken.note = None
+            return line
+        if not self._descriptor.direct.is_shared():
+            size = sum(map(len, taken.chunks))
+            if not taken.count:
+                taken.begin = self._buffer._tell() - size
+            taken.count += size
+            taken.chunks = []
+        return await self._readline(-1, taken.chunks)
 
-    def _undo_lines(self, note: Any, lines: list[str]) -> None:
-        self._restore(*note)
+    def _undo_lines(self, taken: Any, lines: list[str]) -> None:
+        if not self._descriptor.seekable:
+            if taken.note is not None:
+                self._restore(taken.note, taken.chunks)
+            self._decoded, self._used = "".join(lines) + self._decoded[self._used :], 0
+        elif self._descriptor.direct.is_shared():
+            # Others may go on from where it is, so it is not moved.
+            first = self._descriptor.read_again(taken.count, taken.begin)
+            self._restore(taken.note, [first, *taken.chunks])
+        else:
+            self._restore(taken.note, taken.chunks)
+            if taken.count:
+                self._buffer._unread(taken.count)
 
     def __aiter__(self) -> AsyncIterator[str]:
         self._check_open()
