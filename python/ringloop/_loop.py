@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import _socket
 import asyncio
-import contextlib
 import errno
 import functools
 import os
@@ -203,6 +202,8 @@ class EventLoop(_Native, asyncio.SelectorEventLoop):
     def _give_back_signals(self) -> None:
         """Undoes `_let_signals_wake`, unless signal handlers of the loop need it."""
         replaced = self._replaced_wakeup_fds
+        if threading.current_thread() is not threading.main_thread():
+            return  # what a signal handler has left here, by raising, stays for a run in the main thread
         if replaced and not self._signal_handlers and not self._closed:
             current = signal.set_wakeup_fd(-1)
             if current != self._csock.fileno():
@@ -217,8 +218,7 @@ class EventLoop(_Native, asyncio.SelectorEventLoop):
             raise RuntimeError("Cannot close a running event loop")
         if self.is_closed():
             return
-        with contextlib.suppress(ValueError):  # another thread closes the loop
-            self._give_back_signals()
+        self._give_back_signals()
         super().close()
         self._release()
         for child in list(self._children):

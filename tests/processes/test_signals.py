@@ -650,3 +650,57 @@ def test_a_signal_handler_that_raises_where_a_run_begins_or_ends(arm, event, nam
     # The user's own is given back when the run begins, from a call that Python code doesn't make.
     happens = name != ("_give_back_wakeup_fd" if own == "none" else "set_wakeup_fd")
     assert (child.stdout, child.stderr) == (f"{happens} True\n", "")
+
+
+@pytest.mark.ringloop_only
+@pytest.mark.parametrize("then", ["runs again", "is closed"])
+def test_a_loop_that_has_not_given_back_the_wakeup_descriptor_runs_in_another_thread(arm, then):
+    """A signal handler has raised where that would have been done. Only the main thread can do it."""
+    child = run_child(
+        """
+        import signal, socket, threading
+
+        class Oops(Exception):
+            pass
+
+        def handler(*_):
+            raise Oops
+
+        def profile(frame, event, argument):
+            if event == "call" and frame.f_code.co_name == "_give_back_signals":
+                sys.setprofile(None)
+                signal.raise_signal(signal.SIGUSR1)
+
+        signal.signal(signal.SIGUSR1, handler)
+        loop = new_loop()
+        loop.call_soon(loop.stop)
+        sys.setprofile(profile)
+        try:
+            loop.run_forever()
+        except Oops:
+            print("raised")
+
+        def run():
+            print(loop.run_until_complete(asyncio.sleep(0.001, "result")))
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+        if sys.argv[1] == "runs again":
+            loop.run_until_complete(asyncio.sleep(0))
+        else:
+            loop.close()
+        print(signal.set_wakeup_fd(-1))
+        loop.close()
+        """,
+        arm,
+        then,
+    )
+    assert (child.stdout, child.stderr) == ("raised\nresult\n-1\n", "")
+
+
+@pytest.mark.ringloop_only
+def test_a_loop_that_has_not_given_back_the_wakeup_descriptor_is_closed_by_another_thread(loop):
+    loop._replaced_wakeup_fds.append(-1)
+    BackgroundThread(loop.close).result()
+    assert loop.is_closed()
