@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Protocol, get_args
 
 from ringlab import Refused, analysis, figures, nearest, statistics, workloads
-from ringlab.manifest import ManifestError, Table
+from ringlab.manifest import ManifestError, Table, check_numbers
 from ringlab.results import Cell, GoalKind, GoalVerdict, Metric, Result
 from ringlab.workloads import CellPlan
 
@@ -87,9 +87,10 @@ def read(path: Path) -> list[Goal]:
     try:
         text = path.read_text(encoding="utf-8")
         content = tomllib.loads(text)
+        check_numbers(content)
     except OSError as error:
         raise GoalsError(f"cannot read {path}: {error.strerror}") from None
-    except ValueError as error:  # TOMLDecodeError, which names the line, and UnicodeDecodeError.
+    except (ValueError, RecursionError) as error:  # Also of int(), and of too many brackets.
         raise GoalsError(f"{path} is not valid TOML: {error}") from None
     others = sorted(set(content) - {"goals"})
     if others:

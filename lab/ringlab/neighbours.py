@@ -63,7 +63,7 @@ def read(path: Path) -> Neighbour:
         return Neighbour(
             int(content["pid"]), printable(str(content["begun"])), printable(str(content["command"])), cpus
         )
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return Neighbour(0, "an unknown time", f"whoever holds {path}", ())
 
 

@@ -282,6 +282,9 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         ("latency_ns_p50", "latency_p50", r"line 15: goals\[1\].figures has 'latency_p50', which loops/echo/.* doesn't have; it has"),
         ("[[goals]]\nname = \"second\"", "[other]\nname = \"second\"", r"goals.toml: other is not known; the file has only tables"),
         ("better_by = 10", "better_by = ", r"is not valid TOML: .*line 8"),
+        ("better_by = 10", f"better_by = {'1' * 400}", "is not valid TOML: it has a whole number of more than 64 bits"),
+        ('name = "first"', f"name = 0x{'f' * 5000}", "is not valid TOML: it has a whole number of more than 64 bits"),
+        ("better_by = 10", f"better_by = {'[' * 20_000}", "is not valid TOML: "),
         (GOOD, "", r"has no goal: each is a table that begins with \[\[goals\]\]"),
     ],
 )  # fmt: skip

@@ -116,9 +116,11 @@ def test_what_a_neighbour_wrote_is_not_trusted(other: "subprocess.Popen[str]") -
     with pytest.raises(Refused) as refused, neighbours.announced(placer(0, 1), "refuse", fail):
         pass
     assert "\x1b" not in str(refused.value)
-    path.write_text("nonsense")
-    with pytest.raises(Refused, match="whoever holds"), neighbours.announced(placer(0, 1), "refuse", fail):
-        pass
+    infinite = '{"pid": 1e999, "begun": "now", "command": "", "cpus": []}'
+    for text in ("nonsense", infinite, "[" * 100_000):
+        path.write_text(text)
+        with pytest.raises(Refused, match="whoever holds"), neighbours.announced(placer(0, 1), "refuse", fail):
+            pass
 
 
 def test_labs_that_cannot_be_seen_are_told_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
