@@ -174,13 +174,14 @@ def check_output(output: Path, folder: Path) -> None:
 
 
 def replace(place: Path, made: Path, old: Path) -> None:
-    """Put a folder into its place, and what was there to `old`; if it can't be, all is as before."""
-    if place.exists():
-        place.rename(old)
+    """Put a folder into its place, and what was there to `old`; there is always one of them in the end."""
     try:
+        if place.exists():
+            place.rename(old)
         made.rename(place)
     except BaseException:
-        if old.exists():
+        # An interrupt may come right after either of them.
+        if old.exists() and not place.exists():
             old.rename(place)
         raise
 

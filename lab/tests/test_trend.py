@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from runs import make_run, write_run
 from test_report_html import Balance, browse
 
-from ringlab import cli, pages, steps, trend
+from ringlab import cli, pages, session, steps, trend
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -304,6 +304,30 @@ def test_a_site_is_whole_where_it_cannot_be_replaced(monkeypatch: pytest.MonkeyP
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", renamed)
         refused(site, f"{site}: Permission denied")
+
+
+@pytest.mark.parametrize("last", ["site", "made"])
+def test_an_interrupt_while_a_site_is_replaced_leaves_one(
+    last: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It comes right after one of the two renames."""
+    folder, site = fill(tmp_path / "results", count=2), tmp_path / "site"
+    assert ringlab("publish", folder, "--output", site).exit_code == 0
+    (site / "old").touch()
+    rename = Path.rename
+
+    def interrupted(path: Path, target: Path) -> Path:
+        found = rename(path, target)
+        if path.name == last:
+            raise KeyboardInterrupt
+        return found
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    found = ringlab("publish", folder, "--output", site)
+    assert found.exit_code == session.EXIT_INTERRUPTED, found.output
+    assert (site / "index.html").exists()
+    assert (site / "old").exists() == (last == "site")
+    assert {path.name for path in tmp_path.iterdir()} == {"results", "site"}
 
 
 def test_a_site_that_a_link_leads_to_is_replaced(tmp_path: Path) -> None:
