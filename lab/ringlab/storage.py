@@ -6,6 +6,7 @@ import fcntl
 import itertools
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -115,11 +116,25 @@ def keep_elsewhere(result: results.Result, unwritten: str) -> NoReturn:
         unwritten += f"; nor can a folder for temporary files: {error.strerror}"
     else:
         raise Refused(f"{unwritten}; the result is in {folder / RESULT_FILE}: `ringlab report {folder}` shows it")
+    if printing_is_lost():
+        raise Refused(
+            f"{unwritten}; nor can it be printed: the standard output leads nowhere; what was measured is lost"
+        )
     try:
         print(json.dumps(result.to_json()), flush=True)
     except OSError as error:
         raise Refused(f"{unwritten}; nor can it be printed: {error.strerror}; what was measured is lost") from None
     raise Refused(f"{unwritten}; the result is what was just printed: keep its last line as {RESULT_FILE}")
+
+
+def printing_is_lost() -> bool:
+    """Whether the standard output leads nowhere: it is closed, the null device, or has lost its reader."""
+    if sys.stdout is None:
+        return True
+    try:
+        return os.path.samestat(os.fstat(sys.stdout.fileno()), os.stat(os.devnull))
+    except (OSError, ValueError):  # It is no file.
+        return False
 
 
 def write_reports(result: results.Result, folder: Path) -> list[Path]:
