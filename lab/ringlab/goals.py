@@ -8,6 +8,8 @@ both:
 - cannot tell otherwise, with fewer than statistics.ROUNDS_LEAST rounds, and where a figure is only a bound and its true value could
   make the verdict another one.
 
+never_worse_by is reached unless it is missed, and cannot be told only where no cell has enough rounds.
+
 docs/lab.md describes the keys.
 """
 

@@ -195,6 +195,9 @@ def test_never_worse_is_missed_by_one_certain_cell_only() -> None:
     assert verdict_of(goal, cell_of(ECHO, uvloop=100, ringloop=101), level).verdict == "reached"
     worse = verdict_of(goal, cell_of(ECHO, uvloop=100, ringloop=110), level)
     assert (worse.verdict, worse.cell) == ("missed", ECHO)
+    few = cell_of(ECHO, uvloop=[100.0] * 2, ringloop=[100.0] * 2)
+    assert verdict_of(goal, few).verdict == "cannot tell"
+    assert verdict_of(goal, few, level).verdict == "reached"
 
 
 def test_what_was_not_measured_is_said_and_arms_without_figures_are_left_out() -> None:
