@@ -1,6 +1,7 @@
 """The program: `ringlab`, or `python -m ringlab`."""
 
 import io
+import os
 import signal
 import sys
 import traceback
@@ -17,7 +18,10 @@ def main() -> None:
         from ringlab.cli import main as commands
     except Exception:
         # Python's own status is 1, which has another meaning (cli.errors_told).
-        traceback.print_exc()
+        try:
+            traceback.print_exc()
+        except OSError:
+            os._exit(2)  # What is left to be written would fail again when Python ends, with another status.
         sys.exit(2)
     commands(prog_name="ringlab")
 

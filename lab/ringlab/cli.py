@@ -1,6 +1,7 @@
 """The command line: the commands with their options, and how they end."""
 
 import contextlib
+import functools
 import io
 import json
 import math
@@ -94,6 +95,23 @@ def errors_told() -> Iterator[None]:
     Python's own status for an error is 1, which for `guard` means that head is slower, and so is click's where an input has ended.
     """
     try:
+        with refusals_told():
+            yield
+    except click.ClickException as error:
+        # Not by click, which has another status where the message can't be printed.
+        print_error(error.show)
+        sys.exit(error.exit_code)
+    except (click.exceptions.Exit, click.Abort):
+        raise
+    except Exception:
+        print_error(traceback.print_exc)
+        sys.exit(Impossible.exit_code)
+
+
+@contextlib.contextmanager
+def refusals_told() -> Iterator[None]:
+    """Turn what the lab and the kernel refuse into click's errors."""
+    try:
         yield
     except Refused as refused:
         raise Impossible(str(refused)) from None
@@ -104,11 +122,14 @@ def errors_told() -> Iterator[None]:
         terminal.let_go_of_output()
         where = f"{error.filename}: " if error.filename else ""
         raise Impossible(f"{where}{error.strerror or error}") from None
-    except (click.ClickException, click.exceptions.Exit, click.Abort):
-        raise
-    except Exception:
-        traceback.print_exc()
-        sys.exit(Impossible.exit_code)
+
+
+def print_error(write: Callable[[], None]) -> None:
+    """Write to the standard error, as far as it can be written to: the status must not depend on it."""
+    try:
+        write()
+    except OSError:
+        terminal.let_go_of(sys.stderr)
 
 
 class Commands(click.Group):
@@ -126,7 +147,7 @@ class Commands(click.Group):
                 with process.guarded():
                     return super().invoke(ctx)
             except KeyboardInterrupt:
-                click.echo("interrupted", err=True)
+                print_error(functools.partial(click.echo, "interrupted", err=True))
                 sys.exit(session.EXIT_INTERRUPTED)
 
 

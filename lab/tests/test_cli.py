@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -25,6 +25,15 @@ pytestmark = [pytest.mark.usefixtures("fake_load"), pytest.mark.timeout(300)]
 
 def ringlab(*words: object) -> Result:
     return CliRunner().invoke(cli.main, [str(word) for word in words])
+
+
+def unwritable(*, unread: bool) -> IO[bytes]:
+    """A file that can't be written to: a full disk, or a pipe that nobody reads."""
+    if not unread:
+        return Path("/dev/full").open("wb")
+    reader, writer = os.pipe()
+    os.close(reader)
+    return os.fdopen(writer, "wb")
 
 
 @pytest.mark.parametrize("command", ["", "run", "compare", "targets", "doctor", "report", "guard"])
@@ -735,6 +744,44 @@ def test_a_module_that_cannot_be_loaded_is_no_verdict(tmp_path: Path) -> None:
     done = subprocess.run(command_of("targets"), capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 2
     assert "ImportError: it is broken" in done.stderr
+
+
+@pytest.mark.parametrize("unread", [False, True], ids=["full", "unread"])
+@pytest.mark.parametrize(
+    ("words", "module"),
+    [
+        (("guard", "--base", "main", "--rounds", "0"), ""),
+        (("guard", "--base", "main", "--repository", "."), ""),
+        (
+            ("guard", "--base", "main"),
+            "from ringlab import guard\ndef run(*a, **b): raise RuntimeError\nguard.run = run",
+        ),
+        (("guard", "--base", "main"), "import ringlab\ndel ringlab.Refused"),
+    ],
+    ids=["usage", "refused", "unforeseen", "not loaded"],
+)
+def test_an_error_that_cannot_be_printed_is_no_verdict(
+    words: tuple[str, ...], module: str, unread: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(module)
+    environment = dict(os.environ) | {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    with unwritable(unread=unread) as file:
+        done = subprocess.run(command_of(*words), stdout=file, stderr=file, cwd=tmp_path, env=environment, check=False)
+    assert done.returncode == 2
+
+
+def test_an_interrupt_that_cannot_be_told_is_one(make_targets: MakeTargets, tmp_path: Path) -> None:
+    folder, marker = make_targets(one=1.0), tmp_path / "builds"
+    with (folder / "one" / manifest.FILE_NAME).open("a") as file:
+        file.write(f'[build]\ncommand = "touch {marker}; sleep 600"\nartefact = "{{build}}/made"\n')
+    words = ("run", CALL_SOON, *FAST, "--targets-folder", folder, "--output", tmp_path / "out")
+    with unwritable(unread=False) as full:
+        process = subprocess.Popen(command_of(*words), stdout=subprocess.DEVNULL, stderr=full)
+    while not marker.exists():
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=100) == session.EXIT_INTERRUPTED
 
 
 def test_a_run_that_nobody_reads_goes_on(make_targets: MakeTargets, tmp_path: Path) -> None:

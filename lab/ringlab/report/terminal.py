@@ -5,6 +5,7 @@ import itertools
 import os
 import sys
 from collections.abc import Sequence
+from typing import TextIO
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -35,9 +36,14 @@ COLUMN_PADDING = 2
 
 def let_go_of_output() -> None:
     """Let what is still printed lead nowhere, where the standard output can't be written to any more."""
+    let_go_of(sys.stdout)
+
+
+def let_go_of(stream: TextIO) -> None:
+    """Let what is still written to it lead nowhere; if it failed when Python ends, the status would be Python's."""
     with contextlib.suppress(OSError, ValueError):  # ValueError: it is no file, or closed.
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
+        os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
 
 
