@@ -1,6 +1,7 @@
 """`ringloop.http.Server` inside of a program, and what it makes of an application's lifespan."""
 
 import asyncio
+import contextlib
 import contextvars
 import logging
 import signal
@@ -12,7 +13,7 @@ import support
 from applications import answer
 from ringloop.http import Config, Server
 from ringloop.http._lifespan import Lifespan
-from tls_support import tls_contexts
+from tls_support import NAME, tls_contexts
 
 pytestmark = pytest.mark.ringloop_only
 
@@ -175,6 +176,43 @@ def test_connections_that_came_before_the_end_are_served(loop, turns):
             client.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
             await task
             assert client.recv(65536).endswith(b"hello")
+
+    loop.run_until_complete(main())
+
+
+@pytest.mark.parametrize("before", [5, 6])
+@pytest.mark.parametrize("tls", [False, True])
+def test_connections_that_come_at_the_end_are_served_or_reset(loop, tls, before):
+    """The kernel resets those that are not accepted any more."""
+    server_context, client_context = tls_contexts()
+
+    async def served(client):
+        try:
+            options = {"ssl": client_context, "server_hostname": NAME} if tls else {}
+            reader, writer = await asyncio.open_connection(sock=client, **options)
+            writer.write(b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+            answer = await reader.read()
+            writer.close()
+        except ConnectionResetError:
+            return False
+        assert answer.endswith(b"hello")
+        return True
+
+    async def main():
+        server = server_of()
+        if tls:
+            server.config.ssl = server_context
+        task = await start(server)
+        address = server.servers[0].sockets[0].getsockname()
+        clients = []
+        # In each turn, so that the last one that is accepted comes right before the end, after an even or an odd number.
+        while server.servers[0].is_serving():
+            with contextlib.suppress(ConnectionError):
+                clients.append(asyncio.ensure_future(served(socket.create_connection(address))))
+            server.should_exit = len(clients) > before
+            await asyncio.sleep(0)
+        assert sum(await asyncio.gather(*clients)) > 5
+        await task
 
     loop.run_until_complete(main())
 

@@ -175,10 +175,13 @@ class Server:
         try:
             try:
                 # The kernel resets connections that wait at a socket when it is closed.
-                await _turns(_TURNS_TO_ACCEPT)
+                for _ in range(_TURNS_TO_ACCEPT):
+                    await asyncio.sleep(0)
+                self._stop_accepting()
+                # asyncio's servers drop connections that are set up when they are closed.
+                await asyncio.sleep(0)
             finally:
                 self._stop_listening(sockets or [])
-            await _turns(_TURNS_TO_ACCEPT)
             await self._finish_requests()
         finally:
             await self._end_application(self._lifespan, time.monotonic() - since)
@@ -396,17 +399,18 @@ class Server:
             first.cancel()
             waiting.cancel()
 
+    def _stop_accepting(self) -> None:
+        assert self._loop is not None
+        for server in self.servers:
+            for sock in server.sockets:
+                self._loop.remove_reader(sock.fileno())
+
     def _stop_listening(self, sockets: list[socket.socket]) -> None:
         for server in self.servers:
             server.close()
         _listening.close(sockets)
         if self._listeners is not None:
             self._listeners.close()
-
-
-async def _turns(count: int) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 def announce(config: Config, sockets: Sequence[socket.socket]) -> None:
