@@ -6,7 +6,9 @@ import fnmatch
 import functools
 import itertools
 import math
+import os
 import random
+import re
 import shlex
 import sys
 import time
@@ -409,7 +411,7 @@ def resume(path: Path, targets_folder: Path | None, if_busy: neighbours.IfBusy) 
     """Go on with a run that was interrupted; return the exit status."""
     result = results.Result.read(path)
     try:
-        elsewhere = Elsewhere.of(result.run.command)
+        elsewhere = Elsewhere.of(as_given(result.run.command))
     except ValueError as error:
         raise Refused(f"{path} isn't a result that ringlab wrote: {error}; start a new run") from None
     with contextlib.ExitStack() as stack:
@@ -419,6 +421,18 @@ def resume(path: Path, targets_folder: Path | None, if_busy: neighbours.IfBusy) 
             keep = functools.partial(keep_place, result)
             stack.enter_context(neighbours.announced(keep, if_busy, terminal.warn))
         return go_on(path, result, targets_folder, elsewhere, stack)
+
+
+def as_given(command: Sequence[str]) -> list[str]:
+    """Return the words of a result's command with the bytes of paths that aren't UTF-8, which results.readable has written out.
+
+    A path that exists as it is written is left alone.
+    """
+    written_out = re.compile(r"\\u(dc[89a-f][0-9a-f])")
+    return [
+        word if os.path.exists(word) else written_out.sub(lambda found: chr(int(found[1], 16)), word)
+        for word in command
+    ]
 
 
 def keep_place(result: results.Result, taken: set[int]) -> results.Placement:
@@ -449,7 +463,7 @@ def go_on(
     for cell in result.cells:
         if cell.name not in workloads.BY_NAME:
             raise Refused(f"{path} can't be resumed: this ringlab has no cell {cell.name}; start a new run")
-    words = result.run.command
+    words = as_given(result.run.command)
     values = dict(itertools.pairwise(words))
     try:
         workers = int(values.get("--workers", 1))

@@ -344,8 +344,12 @@ def test_a_file_that_is_no_result_is_refused(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_keeps_what_was_measured_and_a_run_goes_on(make_targets: MakeTargets, tmp_path: Path) -> None:
-    """As a real process: interrupted while it waits for a load that hangs, and resumed without that."""
+    """As a real process: interrupted while it waits for a load that hangs, and resumed without that.
+
+    The folder's name isn't UTF-8.
+    """
     folder, output, marker = make_targets(one=1.0, stuck=9.0), tmp_path / "out", tmp_path / "hangs"
+    folder = folder.rename(tmp_path / os.fsdecode(b"caf\xe9"))
     words = ("run", "bind/listen/1", "echo/framed/1KB/1", *FAST, "--targets-folder", folder, "--output", output)
     environment = dict(os.environ) | {"FAKE_LOAD_HANG": str(marker)}
     process = subprocess.Popen(
@@ -378,6 +382,17 @@ def test_ctrl_c_keeps_what_was_measured_and_a_run_goes_on(make_targets: MakeTarg
     refused = ringlab("run", "--resume", output / "result.json", "--targets-folder", folder)
     assert refused.exit_code == 2
     assert "is complete, there is nothing to resume" in refused.output
+
+
+def test_paths_of_a_result_are_those_that_were_given(tmp_path: Path) -> None:
+    """Whatever bytes they have, and where they look like such a path that is written out."""
+    made = results.Result.read(RECORDED)
+    plain = tmp_path / "caf\\udce9"
+    plain.touch()
+    given = ["--goals", f"{tmp_path}/{os.fsdecode(bytes(range(0x80, 0x100)))}", "--targets-folder", str(plain)]
+    made.run.command = given
+    made.write(tmp_path / "result.json")
+    assert session.as_given(results.Result.read(tmp_path / "result.json").run.command) == given
 
 
 def test_a_quick_run_that_goes_on_has_no_more_time_than_it_had(
