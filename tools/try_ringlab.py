@@ -22,24 +22,31 @@ MEASURE = ("run", CELL, "--targets", "c-epoll", "--rounds", "2", "--seconds", "0
 PATIENCE_S = 1200
 
 
-def attempt(package: pathlib.Path, python: str, folder: pathlib.Path) -> None:
-    """Install the package in an empty folder, and use it there. Raises CalledProcessError, or AssertionError."""
-    subprocess.run([python, "-m", "venv", folder / "venv"], check=True)
-    programs = folder / "venv" / "bin"
-    pip = [str(programs / "python"), "-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
-    subprocess.run([*pip, str(package.resolve())], check=True)
-    # As a user has it: no variables that point into the clone, and caches that are empty.
+def environment_of(folder: pathlib.Path, *, may_build: bool) -> dict[str, str]:
+    """Return the environment as a user has it: no variables that point into the clone, and caches that are empty."""
     names = [name for name in os.environ if name.startswith(("RINGLAB", "RINGLOOP", "XDG", "PYTHON"))]
     environment = {key: value for key, value in os.environ.items() if key not in names}
     environment |= {
         "HOME": str(folder),
         "CARGO_HOME": os.environ.get("CARGO_HOME", str(pathlib.Path.home() / ".cargo")),
     }
-    if package.suffix == ".whl":
-        # Nothing may need cargo.
-        environment["PATH"] = os.pathsep.join(
-            part for part in environment["PATH"].split(os.pathsep) if not os.access(f"{part}/cargo", os.X_OK)
-        )
+    if not may_build:
+        # Nothing may need cargo. Its folder can't be left out of PATH: Debian's is in /usr/bin, with the shell and the C compiler.
+        cargo = folder / "without" / "cargo"
+        cargo.parent.mkdir()
+        cargo.write_text("#!/bin/sh\nexit 1\n")
+        cargo.chmod(0o755)
+        environment["PATH"] = f"{cargo.parent}{os.pathsep}{environment['PATH']}"
+    return environment
+
+
+def attempt(package: pathlib.Path, python: str, folder: pathlib.Path) -> None:
+    """Install the package in an empty folder, and use it there. Raises CalledProcessError, or AssertionError."""
+    subprocess.run([python, "-m", "venv", folder / "venv"], check=True)
+    programs = folder / "venv" / "bin"
+    pip = [str(programs / "python"), "-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
+    subprocess.run([*pip, str(package.resolve())], check=True)
+    environment = environment_of(folder, may_build=package.suffix != ".whl")
     for arguments in (["--version"], ["targets"], [*MEASURE, "--output", "results"]):
         command = [str(programs / "ringlab"), *arguments]
         subprocess.run(command, cwd=folder, env=environment, check=True, timeout=PATIENCE_S, stdout=subprocess.DEVNULL)
