@@ -216,6 +216,31 @@ def test_a_client_that_gives_room_for_each_little_that_it_reads(arm, loop):
     run(loop, test())
 
 
+def test_a_client_that_gives_room_for_each_small_piece(arm, loop):
+    """As haproxy does: two frames for what it has read, for the stream and for the connection."""
+    count, piece = 20_000, 20 * b"x"
+
+    async def application(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200})
+        for number in range(count):
+            await send({"type": "http.response.body", "body": piece, "more_body": number < count - 1})
+
+    async def test():
+        async with Server(arm, application) as server, server.client() as client:
+            client.write(START + get(1))
+            received = given = 0
+            while received < count * len(piece):
+                data = await client.reader.read(65536)
+                assert data, received
+                received += len(data)
+                for _ in range((received - given) // len(piece)):
+                    given += len(piece)
+                    client.write(b"".join(frame(WINDOW_UPDATE, 0, stream, b"\0\0\0\x14") for stream in (0, 1)))
+            client.reset()
+
+    run(loop, test())
+
+
 def test_a_body_in_many_small_frames(arm, loop):
     """A program that writes line by line makes them."""
     count = 60_000

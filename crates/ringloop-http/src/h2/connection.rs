@@ -457,6 +457,7 @@ impl Connection {
             }
             return Err(error);
         }
+        self.meter.count_piece();
         self.flush(stream, now_ms);
         Ok(())
     }

@@ -20,6 +20,8 @@ const PADDING_MAX: u64 = 256;
 /// For each of so many bytes that were sent, a client may send a WINDOW_UPDATE frame. Go's sends two, for the stream and for
 /// the connection, for each 4 KiB that its user has read.
 const BYTES_PER_UPDATE: u64 = 1024;
+/// So many may follow from each piece of a body, however small it is: haproxy's sends two for what it has read.
+const UPDATES_PER_PIECE: u64 = 2;
 
 /// A limit for a kind of frames: how many at once, and how many per second (a token bucket).
 #[derive(Debug)]
@@ -72,7 +74,7 @@ pub(super) struct Meter {
     resets: Allowance,
     control_frames: Allowance,
     window_updates: Allowance,
-    /// Bytes that were sent and that no WINDOW_UPDATE frame has been counted for.
+    /// Bytes that were sent, or count as sent, and that no WINDOW_UPDATE frame has been counted for.
     sent: u64,
     empty_data_frames: Allowance,
 }
@@ -109,6 +111,13 @@ impl Meter {
     /// Count bytes that were sent.
     pub(super) fn count_sent(&mut self, length: usize) {
         self.sent = self.sent.saturating_add(length as u64);
+    }
+
+    /// Count a piece of a body that the application sends. Frames that a client's window cuts it into do not count: with a
+    /// window of one byte, the client would earn more than it spends.
+    pub(super) fn count_piece(&mut self) {
+        let earned = UPDATES_PER_PIECE * BYTES_PER_UPDATE;
+        self.sent = self.sent.saturating_add(earned);
     }
 
     /// Count a WINDOW_UPDATE frame. Returns whether it is within the limit, or follows from what was sent.
@@ -246,9 +255,10 @@ mod tests {
         };
         let mut meter = Meter::new(&config);
         meter.count_sent(3 * 1024 - 1);
+        meter.count_piece();
         assert!(meter.count(&[0; PREFACE as usize], 0));
         let update = frame(WINDOW_UPDATE, 0, 4);
-        assert_eq!((0..20).find(|_| !meter.count(&update, 0)), Some(2 + 7));
+        assert_eq!((0..20).find(|_| !meter.count(&update, 0)), Some(2 + 2 + 7));
     }
 
     #[test]
