@@ -415,6 +415,42 @@ def test_workers_that_use_much_memory_are_replaced(arm):
         assert program.stop() == 0
 
 
+@pytest.mark.parametrize(
+    "options",
+    [("--workers-lifetime", "0.5"), ("--workers-lifetime", "9999", "--limit-max-requests", "1")],
+    ids=["lifetime", "requests"],
+)
+def test_a_worker_is_replaced_although_successors_failed(arm, tmp_path, options):
+    """It asks for a successor only once, and serves on meanwhile. Here the first two successors fail."""
+    (tmp_path / "failing_twice.py").write_text(
+        "import pathlib\n"
+        "tries = pathlib.Path(__file__).with_name('tries')\n"
+        "with tries.open('a') as file: file.write('x')\n"
+        "if len(tries.read_text()) in (2, 3): raise ValueError('no database')\n"
+        "from applications import app\n"
+    )
+    with serving(arm, "failing_twice:app", "--app-dir", str(tmp_path), *PATIENT, *options) as program:
+        first = started(program, 1)[0]
+        assert program.get_again("/")[0] == 200
+        program.wait_for(rf"New child process \[\d+\] failed to start; keeping worker \[{first}\]", 2)
+        started(program, 2)
+        wait_until(lambda: gone(first), program)
+        assert program.get_again("/")[0] == 200
+        assert program.stop() == 0
+
+
+def test_the_server_ends_between_two_tries_of_a_successor(arm, tmp_path):
+    module = tmp_path / "changing.py"
+    module.write_text("from applications import app\n")
+    options = ("--app-dir", str(tmp_path), "--workers-max-rss", "1", *PATIENT)
+    with serving(arm, "changing:app", *options) as program:
+        started(program, 1)
+        module.write_text("undefined\n")
+        program.wait_for("failed to start; keeping worker", 2)
+        assert program.stop() == 0
+        assert program.output.splitlines()[-1] == f"INFO:     Stopping parent process [{program.process.pid}]"
+
+
 def test_a_worker_that_does_not_answer_is_killed_and_replaced(arm):
     with serving(arm, "applications:app", "--workers", "2", "--timeout-worker-healthcheck", "8") as program:
         first, _ = serving_pids(program, 2)

@@ -29,6 +29,9 @@ _ATTEMPTS = 3
 # How long to wait before trying again after the kernel has refused to create a process.
 _RETRY_INTERVAL_S = 1.0
 
+# The wait before another successor is tried doubles up to this.
+_LONGEST_RETRY_INTERVAL_S = 60.0
+
 
 class Parent:
     """What parents of worker processes have in common: signals, listening sockets, and the end.
@@ -298,7 +301,16 @@ class Supervisor(Parent):
                     return
 
     async def _replace_one(self, worker: Worker) -> None:
+        """Replaces this worker, which does not ask again: tries until a successor has started or the worker is gone."""
+        interval = _RETRY_INTERVAL_S
+        while not await self._try_to_replace(worker):
+            await asyncio.sleep(interval)
+            interval = min(2 * interval, _LONGEST_RETRY_INTERVAL_S)
+
+    async def _try_to_replace(self, worker: Worker) -> bool:
+        """False if the successor failed; True also if the worker is gone."""
         async with self._replacing:
-            for place in list(self._places):
+            for place in self._places:
                 if place.worker is worker and not worker.ended:
-                    await self._ask_for_successor(place)
+                    return await self._ask_for_successor(place)
+        return True
