@@ -407,6 +407,7 @@ class MemoryWatch:
             if self.look() > self.limit_bytes:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(self.server.pid, signal.SIGKILL)
+                end_marked(self.server.mark)  # What has left its session.
                 return
 
     def look(self) -> int:

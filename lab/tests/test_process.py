@@ -120,6 +120,20 @@ def test_a_worker_that_has_left_its_mark_as_well_is_not_measured(make_targets: M
         process.verify(server)
 
 
+def test_a_worker_that_has_left_the_servers_tree_and_takes_too_much_memory_is_ended(make_targets: MakeTargets) -> None:
+    (arm,) = manifest.discover(make_targets(one=1.0, faults={"one": "worker-leaves-leaks"}))
+    with process.Server(arm, "echo", 1) as server:
+        process.verify(server)
+        (worker,) = set(server.tree()) - {server.pid}
+        with (
+            pytest.raises(process.SampleFailed, match="the server's memory grew from"),
+            process.MemoryWatch(server, 60e6),
+            socket.create_connection((server.host, server.port)) as client,
+        ):
+            client.sendall(b"more")
+            wait_until_gone(worker)
+
+
 def test_a_program_that_starts_others_ends_with_them(make_targets: MakeTargets) -> None:
     (arm,) = manifest.discover(make_targets(one=1.0))
     inner = "setsid sleep 600 & echo child $! >&2; sleep 600"

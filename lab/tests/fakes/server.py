@@ -29,7 +29,7 @@ def serve(connection: socket.socket, options: argparse.Namespace, number: int) -
             if options.fault == "crash" and number > 1:
                 print("Segmentation fault, or so", file=sys.stderr, flush=True)
                 os._exit(3)
-            if options.fault == "leaks" and number > 1:
+            if options.fault in ("leaks", "worker-leaves-leaks") and number > 1:
                 LEAKED.append(bytearray(b"x") * 60_000_000)
             if options.fault == "silent":
                 continue
@@ -98,7 +98,7 @@ def main() -> None:
     listener = socket.create_server((options.host, options.port), backlog=5 if options.fault == "backlog" else 1024)
     if options.fault != "quiet":
         print(f"listening on {options.host}:{listener.getsockname()[1]}", flush=True)
-    if options.fault in ("worker-leaves", "bare-worker-leaves"):
+    if options.fault in ("worker-leaves", "worker-leaves-leaks", "bare-worker-leaves"):
         if os.fork() != 0:
             os.wait()
             time.sleep(600)
