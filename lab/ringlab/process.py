@@ -50,6 +50,13 @@ MEMORY_LOOK_S = 0.1
 MEMORY_LOOKS_PER_TREE = 30
 """Finding new children reads about every process of the machine."""
 NUMBERS = itertools.count()
+RUN_MODULE = """\
+import runpy, sys
+folder, module = sys.argv[1:3]
+del sys.argv[1:3]
+sys.path.append(folder)
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
 
 
 class SampleFailed(Exception):
@@ -107,6 +114,14 @@ def end_marked(mark: str = RUN_MARK) -> None:
         time.sleep(0.001)
 
 
+def module_command(module: str, *words: str) -> list[str]:
+    """Return the command that runs a module of this package, found as it is here, also where it isn't installed.
+
+    `python -m` would look for all modules in the current folder first, which may be anyone's.
+    """
+    return [sys.executable, "-P", "-c", RUN_MODULE, str(Path(__file__).parents[1]), module, *words]
+
+
 @contextlib.contextmanager
 def guarded() -> Iterator[None]:
     """End everything of this run at the end of the block, and where this process is killed within it; raises OSError.
@@ -115,7 +130,7 @@ def guarded() -> Iterator[None]:
     """
     # Only this process holds the other end of the pipe, so that it is closed however this process ends.
     with subprocess.Popen(
-        [sys.executable, "-m", "ringlab.guardian", RUN_MARK],
+        module_command("ringlab.guardian", RUN_MARK),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -4,8 +4,11 @@ import os
 import signal
 import socket
 import subprocess
+import sys
+import sysconfig
 import threading
 import time
+import venv
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -176,6 +179,41 @@ def test_what_was_started_ends_with_a_lab_that_is_killed(what: str, make_targets
     lab.kill()
     lab.communicate(timeout=60)
     wait_until_gone(pid)
+
+
+KILLED_LAB = """
+import os, signal, subprocess
+from ringlab import manifest, process
+with process.guarded():
+    environment = os.environ | {manifest.MARK: manifest.RUN_MARK}
+    child = subprocess.Popen(["sleep", "600"], env=environment, stdout=subprocess.DEVNULL, start_new_session=True)
+    print(child.pid, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_guardian_runs_nothing_from_the_current_folder(tmp_path: Path) -> None:
+    for name in ("runpy", "struct", "psutil", "ringlab"):
+        (tmp_path / f"{name}.py").write_text(f"open('{name}-was-imported', 'w')\nraise SystemExit\n")
+    command = [sys.executable, "-P", "-c", KILLED_LAB]
+    lab = subprocess.run(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, check=False)
+    wait_until_gone(int(lab.stdout))
+    assert list(tmp_path.glob("*-was-imported")) == []
+
+
+def test_the_guardian_is_found_where_ringlab_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter has what ringlab needs, and ringlab is in the current folder only."""
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    venv.create(tmp_path, symlinks=True)
+    own = next((tmp_path / "lib").glob("python*")) / "site-packages"
+    for each in Path(sysconfig.get_path("purelib")).iterdir():
+        if "ringlab" not in each.name and each.suffix != ".pth":
+            (own / each.name).symlink_to(each)
+    python = tmp_path / "bin" / "python"
+    folder = Path(process.__file__).parents[1]
+    assert subprocess.run([python, "-P", "-c", "import ringlab"], stderr=subprocess.DEVNULL, check=False).returncode
+    lab = subprocess.run([python, "-c", KILLED_LAB], cwd=folder, stdout=subprocess.PIPE, text=True, check=False)
+    wait_until_gone(int(lab.stdout))
 
 
 @pytest.mark.parametrize("what", ["detect", "build"])

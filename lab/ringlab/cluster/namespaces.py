@@ -26,7 +26,7 @@ import psutil
 from ringlab import Refused, generator, results
 from ringlab.cluster import LOAD, PORT, SERVER
 from ringlab.manifest import MARK, RUN_MARK, last_line
-from ringlab.process import die_with_parent, end_marked
+from ringlab.process import die_with_parent, end_marked, module_command
 
 FOLDER = Path("/run/netns")
 """Where ip-netns(8) keeps the names of namespaces."""
@@ -181,10 +181,10 @@ class Namespaces:
 
     def start(self) -> None:
         """Start the scheduler and the workers, and wait until they are connected; raises Refused."""
-        scheduler = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", f"{NETWORK}.1"]
+        scheduler = [sys.executable, "-P", "-m", "distributed.cli.dask_scheduler", "--host", f"{NETWORK}.1"]
         self.run(SWITCH, "scheduler", [*scheduler, "--port", str(PORT), "--no-dashboard"])
         for place in self.places:
-            words = [sys.executable, "-m", "ringlab", "worker", "--role", place.role, "--name", place.name]
+            words = module_command("ringlab", "worker", "--role", place.role, "--name", place.name)
             words += ["--scheduler", self.scheduler, "--host", place.host]
             words += ["--cpus", ",".join(map(str, place.cpus))] if place.cpus else []
             words += ["--targets-folder", str(self.targets_folder.resolve())] if self.targets_folder else []

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 from ringlab import Refused, generator
 from ringlab.cluster import INSTALL, LOAD, PORT, SERVER, Encryption, seat
 from ringlab.manifest import MARK, RUN_MARK
-from ringlab.process import die_with_parent, end_marked
+from ringlab.process import die_with_parent, end_marked, module_command
 
 LOST_AFTER_S = 10.0
 """A scheduler that doesn't answer for so long is lost: others may have the CPU for a while."""
@@ -192,7 +192,7 @@ def run(options: Options) -> int:
     options.scheduler = check_address(options.scheduler)
     options.host = options.host or own_address(options.scheduler)
     options.name = options.name or f"{socket.gethostname()}-{options.role}"
-    words = [sys.executable, "-m", "ringlab.cluster.worker", json.dumps(dataclasses.asdict(options))]
+    words = module_command("ringlab.cluster.worker", json.dumps(dataclasses.asdict(options)))
     # It may have to be built, which takes longer than the lab waits for a machine that is asked what it has.
     with contextlib.suppress(generator.GeneratorMissing):
         generator.find()
