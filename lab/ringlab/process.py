@@ -516,9 +516,15 @@ def find_sockets(server: Server, peer_port: int | None) -> tuple[list[socket.soc
     return found, len(inodes), hindrance
 
 
-def check_owner(server: Server, peer_port: int | None) -> None:
-    """Raise SampleFailed where a process that isn't the server's listens at its port, or has accepted a connection there."""
-    inodes = tcp_inodes(server.pid, server.port, peer_port)
+def check_owner(server: Server, peer_port: int | None, wait_s: float = 0.0) -> None:
+    """Raise SampleFailed where a process that isn't the server's listens at its port, or has accepted a connection there.
+
+    A connection may yet have to be accepted.
+    """
+    deadline = time.monotonic() + wait_s
+    # The kernel gives an inode to what was accepted.
+    while (inodes := tcp_inodes(server.pid, server.port, peer_port)) <= {"0"} and time.monotonic() < deadline:
+        time.sleep(ACCEPT_LOOK_S)
     own = set(server.tree())
 
     def owners(pids: Iterable[int]) -> set[int]:
@@ -531,7 +537,8 @@ def check_owner(server: Server, peer_port: int | None) -> None:
 
     # No descriptor was found: io_uring can hold sockets without descriptors.
     if inodes and not owners(own):
-        for pid in owners(set(psutil.pids()) - own):
+        # A child that the server has started for the connection may be younger than `own`.
+        for pid in owners(set(psutil.pids()) - own) - set(server.tree()):
             does = "listens on" if peer_port is None else "has accepted a connection at"
             raise SampleFailed(f"process {pid}, which isn't the server's, {does} port {server.port}")
 
@@ -590,16 +597,22 @@ def listen_backlog(listener: socket.socket) -> int:
 
 
 def check_connection(server: Server) -> list[results.Check]:
-    """Check the options of an accepted socket, over which something has gone to and fro."""
+    """Check whose an accepted socket is, and its options, after something has gone to and fro.
+
+    What an ASGI server is sent first depends on the cell, and so the load generator does that (runner.Race.first_client).
+    """
     message = b"ringlab looks at this connection"
     greeting = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" if server.kind == "http" else message
     try:
         with socket.create_connection((server.host, server.port), PROBE_TIMEOUT_S) as client:
+            if server.kind == "asgi":
+                check_owner(server, client.getsockname()[1], ACCEPT_TIMEOUT_S)
+                return []
             client.sendall(greeting)
             if server.kind == "discard":
                 # It answers the end alone, and then closes the connection: whether it has accepted it is looked up until it has.
                 checks = check_accepted(server, client, ACCEPT_TIMEOUT_S)
-                check_owner(server, client.getsockname()[1])
+                check_owner(server, client.getsockname()[1], PROBE_TIMEOUT_S)
                 client.shutdown(socket.SHUT_WR)
                 count = first_answer(server, client, len(b"%d\n" % len(message)))
                 if count != b"%d\n" % len(message):
@@ -662,5 +675,4 @@ def verify(server: Server) -> list[results.Check]:
     if platform.system() != "Linux":  # pragma: no cover
         raise SampleFailed("ringlab measures on Linux only")
     check_owner(server, None)
-    # What an ASGI server is sent first depends on the cell, and so the load generator does that (runner.Race.first_client).
-    return [*check_listening(server), *(check_connection(server) if server.kind != "asgi" else [])]
+    return [*check_listening(server), *check_connection(server)]

@@ -112,13 +112,19 @@ def test_a_worker_that_has_left_the_servers_tree_is_one_of_its_processes(make_ta
             assert variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
 
 
-def test_a_worker_that_has_left_its_mark_as_well_is_not_measured(make_targets: MakeTargets) -> None:
+@pytest.mark.parametrize("kind", ["echo", "discard", "asgi"])
+def test_a_worker_that_has_left_its_mark_as_well_is_not_measured(
+    kind: str, make_targets: MakeTargets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It accepts late, and what is declared of its sockets isn't what finds it."""
+    monkeypatch.setattr(process, "ACCEPT_TIMEOUT_S", 60.0)
     (arm,) = manifest.discover(make_targets(one=1.0, faults={"one": "bare-worker-leaves"}))
+    arm = replace(arm, declares=replace(arm.declares, nodelay=None))
     with (
         pytest.raises(
             process.SampleFailed, match=r"process \d+, which isn't the server's, has accepted a connection at port"
         ),
-        process.Server(arm, "echo", 1) as server,
+        process.Server(arm, kind, 1, "plaintext") as server,
     ):
         process.verify(server)
 

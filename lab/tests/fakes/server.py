@@ -11,8 +11,11 @@ import threading
 import time
 
 BARE_ECHO = """
-import socket, sys
-connection, _ = socket.socket(fileno=int(sys.argv[1])).accept()
+import select, socket, sys, time
+listener = socket.socket(fileno=int(sys.argv[1]))
+select.select([listener], [], [])
+time.sleep(0.2)
+connection, _ = listener.accept()
 while data := connection.recv(65536):
     connection.sendall(data)
 """
