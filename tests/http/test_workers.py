@@ -70,6 +70,19 @@ def serving_pids(program, workers):
     return seen
 
 
+@contextlib.contextmanager
+def held(program, pid):
+    """For the length of the context this worker is in the middle of an answer."""
+    while True:
+        with contextlib.closing(program.client()) as client:
+            client.request("GET", "/pid")
+            if int(client.getresponse().read()) == pid:
+                client.request("GET", "/stream")
+                assert client.getresponse().read(5) == b"begun"
+                yield
+                return
+
+
 @both_backends
 @pytest.mark.parametrize("options", [(), ("--reuse-port",)])
 def test_workers_serve_and_end(arm, options):
@@ -353,6 +366,53 @@ def test_a_restart_that_fails_keeps_the_old_workers(arm, tmp_path):
         wait_until(lambda: all(map(gone, old)), program)
         assert len(serving_pids(program, 2)) == 2
         assert program.stop() == 0
+
+
+def test_a_successor_that_dies_while_the_old_worker_ends_is_replaced_at_once(arm):
+    """The old worker accepts nothing any more, so nobody would serve until it is gone."""
+    options = ("--workers-lifetime", "9999", "--timeout-graceful-shutdown", "1000", *PATIENT)
+    with serving(arm, "applications:app", *options) as program:
+        (first,) = started(program, 1)
+        with held(program, first):
+            program.send(signal.SIGHUP)
+            program.wait_for("Waiting for connections to close")
+            second = started(program, 2)[1]
+            os.kill(second, signal.SIGKILL)
+            program.wait_for(rf"Child process \[{second}\] died")
+            third = started(program, 3)[2]
+            assert serving_pids(program, 1) == {third}
+            # The parent waits for both at its end.
+            program.send(signal.SIGTERM)
+            wait_until(lambda: gone(third), program)
+            assert not gone(first)
+        assert program.wait() == 0
+        assert gone(first)
+        assert program.output.splitlines().count("shutdown") == 2
+        assert program.output.splitlines()[-1] == f"INFO:     Stopping parent process [{program.process.pid}]"
+        assert "Traceback" not in program.output
+
+
+def test_a_successor_is_dropped_while_the_old_worker_ends(arm):
+    options = ("--workers-lifetime", "9999", "--timeout-graceful-shutdown", "1000", *PATIENT)
+    with serving(arm, "applications:app", *options) as program:
+        (first,) = started(program, 1)
+        program.send(signal.SIGTTIN)
+        second = started(program, 2)[1]
+        with held(program, second):
+            program.send(signal.SIGHUP)
+            program.wait_for("Waiting for connections to close")
+            wait_until(lambda: gone(first), program)
+            third, fourth = started(program, 4)[2:]
+            program.send(signal.SIGTTOU)
+            wait_until(lambda: gone(fourth), program)
+            assert not gone(second)
+            wait_until(lambda: serving_pids(program, 1) == {third}, program)
+        wait_until(lambda: children(program.process.pid) == {third}, program)
+        program.send(signal.SIGHUP)
+        wait_until(lambda: gone(third), program)
+        assert serving_pids(program, 1) == {started(program, 5)[4]}
+        assert program.stop() == 0
+        assert "Traceback" not in program.output
 
 
 @pytest.mark.parametrize("options", [(), ("--reuse-port",)])

@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from . import _listening, _metrics
 from ._config import STARTUP_FAILURE, Config, startup_failures_logged
@@ -247,13 +247,7 @@ class Supervisor(Parent):
         """Waits until the worker has died, or the place is given up; puts others in its place when asked."""
         while True:
             assert place.worker is not None
-            died = asyncio.ensure_future(place.worker.wait_until_ended())
-            woken = asyncio.ensure_future(place.wake.wait())
-            try:
-                await asyncio.wait((died, woken), return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                died.cancel()
-                woken.cancel()
+            await _wait_for_any(place.worker.wait_until_ended(), place.wake.wait())
             place.wake.clear()
             if place.given_up:
                 return
@@ -266,7 +260,11 @@ class Supervisor(Parent):
                 self._answer(place, await self._exchange(place))
 
     async def _exchange(self, place: _Place) -> bool:
-        """Starts another worker in this place, and ends the old one when it serves."""
+        """Starts another worker in this place, and ends the old one when it serves.
+
+        Waits until the old one is gone, so that they are replaced one by one, but no longer than the new one lives and
+        the place is wanted.
+        """
         old = place.worker
         assert old is not None
         try:
@@ -279,7 +277,8 @@ class Supervisor(Parent):
             logger.error("New child process [%d] failed to start; keeping worker [%d].", new.pid, old.pid)
             return False
         place.worker = new
-        await self.retire(old)
+        self.start_task(self.retire(old), f"retire {old.pid}")
+        await _wait_for_any(old.wait_until_ended(), new.wait_until_ended(), place.wake.wait())
         return True
 
     def _answer(self, place: _Place, result: bool) -> None:
@@ -314,3 +313,13 @@ class Supervisor(Parent):
                 if place.worker is worker and not worker.ended:
                     return await self._ask_for_successor(place)
         return True
+
+
+async def _wait_for_any(*coroutines: Coroutine[Any, Any, object]) -> None:
+    """Waits until one of these has ended, and cancels the others."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
