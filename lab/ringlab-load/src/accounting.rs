@@ -1,10 +1,10 @@
 //! The cost of the server's processes: CPU time, context switches, threads, memory.
 //!
 //! A process counts with its descendants, including those that start or end during the run, and those that have left its tree
-//! but not what marks them. CPU time comes from the processes'
-//! CPU clocks, in ns. The clock of a busy process may lag by a tick of the kernel (1 to 10 ms). These clocks are read at the
-//! instants at which the window opens and closes. /proc takes longer to read, so it is read before the window opens and after it
-//! closes.
+//! but not what marks them. CPU time comes from the processes' CPU clocks, in ns, and that of ended children from /proc, in
+//! ticks. The clock of a busy process may lag by a tick of the kernel (1 to 10 ms). Both are read at the instants at which the
+//! window opens and closes. To find the processes, and to read the rest of /proc, takes longer; that is done before the window
+//! opens and after it closes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -41,8 +41,6 @@ pub(crate) struct Details {
     pids: Vec<i32>,
     user_ns: u64,
     system_ns: u64,
-    /// The CPU time of ended children that were waited for, and that of theirs.
-    waited_ns: u64,
     threads: u64,
     pub(crate) rss_bytes: u64,
     /// By thread, because the numbers of an ended thread are lost.
@@ -123,7 +121,7 @@ pub(crate) struct Level {
     pss_bytes: u64,
 }
 
-/// The CPU time of each process up to an instant, in ns.
+/// The CPU time of each process up to an instant, in ns, with that of its ended children that were waited for, and of theirs.
 type CpuTimes = BTreeMap<i32, u64>;
 
 /// The readings of a run. `None` where a process was gone.
@@ -204,7 +202,6 @@ impl Readings {
             .as_ref()
             .zip(self.cpu_end.as_ref())
             .ok_or(missing)?;
-        let waited_ns = after.waited_ns.saturating_sub(before.waited_ns);
         // Many a child has ended before the window, which is later than this reading.
         let seen = before.kinship.keys();
         let ended = seen.filter(|pid| !end.contains_key(pid));
@@ -214,7 +211,7 @@ impl Readings {
             );
         }
         let total = |times: &CpuTimes| times.values().sum::<u64>();
-        Ok((total(end) + waited_ns).saturating_sub(total(begin)))
+        Ok(total(end).saturating_sub(total(begin)))
     }
 }
 
@@ -236,13 +233,16 @@ impl Account {
 
     /// The CPU time so far of each of these processes. A process that is gone is left out, unless it was named.
     fn cpu_times(&self, pids: &[i32]) -> Result<CpuTimes, NoProcess> {
-        let time = |&pid: &i32| {
+        // A child that ends between the two is missing. That happens as often when the window opens as when it closes; in the
+        // other order it would count twice.
+        let waited: Vec<u64> = pids.iter().map(|&pid| waited_ns(pid)).collect();
+        let time = |(&pid, waited_ns): (&i32, u64)| {
             let read = Clock::of_process(pid).and_then(Clock::read_ns);
-            self.unless_gone(pid, read).map(|ns| Some((pid, ns?)))
+            let time = self.unless_gone(pid, read);
+            time.map(|own_ns| Some((pid, own_ns? + waited_ns)))
+                .transpose()
         };
-        pids.iter()
-            .filter_map(|pid| time(pid).transpose())
-            .collect()
+        pids.iter().zip(waited).filter_map(time).collect()
     }
 
     /// What /proc reports now.
@@ -259,7 +259,6 @@ impl Account {
             all.pids.push(pid);
             all.user_ns += one.user_ns;
             all.system_ns += one.system_ns;
-            all.waited_ns += one.waited_ns;
             all.threads += one.threads;
             all.rss_bytes += one.rss_bytes;
             all.switches.extend(one.switches);
@@ -429,6 +428,12 @@ fn memory_of(pid: i32) -> io::Result<(u64, u64)> {
     Ok((field("Rss:")?, field("Pss:")?))
 }
 
+/// The CPU time of a process's ended children that it has waited for, and that of theirs; 0 if it is gone.
+fn waited_ns(pid: i32) -> u64 {
+    let ticks = Stat::read(pid).and_then(|stat| Ok(stat.field(16)? + stat.field(17)?));
+    ticks.map_or(0, |ticks| ticks * system::tick_ns())
+}
+
 fn details_of(pid: i32) -> io::Result<Details> {
     let stat = Stat::read(pid)?;
     let mut switches = HashMap::new();
@@ -462,7 +467,6 @@ fn details_of(pid: i32) -> io::Result<Details> {
         pids: vec![pid],
         user_ns: user_ns + waited_user_ns,
         system_ns: system_ns + waited_system_ns,
-        waited_ns: waited_user_ns + waited_system_ns,
         threads: stat.field(20)?,
         rss_bytes: stat.field(24)? * system::page_bytes(),
         switches,

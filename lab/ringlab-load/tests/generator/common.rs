@@ -127,11 +127,17 @@ pub(crate) fn http_server(
     })
 }
 
-/// Runs the generator to its end.
+/// Runs the generator to its end. Unless a test is about it, a server of a test may answer late, on a busy machine.
 pub(crate) fn run(workload: &str, address: SocketAddr, options: &[&str]) -> Output {
+    let patience: &[&str] = if options.contains(&"--timeout") {
+        &[]
+    } else {
+        &["--timeout", "60"]
+    };
     Command::new(PROGRAM)
         .arg(workload)
         .args(["--address", &address.to_string()])
+        .args(patience)
         .args(options)
         .stdin(Stdio::null())
         .output()

@@ -15,7 +15,7 @@ const BRIEFLY: [&str; 6] = ["--warm-up", "0.1", "--window", "0.3", "--connection
 /// A window that a failure must end.
 const ENDLESS: [&str; 6] = ["--warm-up", "0", "--window", "3600", "--connections", "1"];
 
-/// How many connections from or to a port are in TIME_WAIT.
+/// How many connections from or to a port are in TIME_WAIT. Other programs may have left some with this port as theirs.
 fn time_wait(address: SocketAddr) -> usize {
     let port = format!(":{:04X}", address.port());
     let table = fs::read_to_string("/proc/net/tcp").unwrap();
@@ -42,6 +42,7 @@ fn each_connection_of_a_churn_carries_one_message_and_leaves_no_port_behind() {
         answered.fetch_add(1, Ordering::Relaxed);
         Answer::Sent
     });
+    let before = time_wait(address);
     let result = result("echo", address, &[&BRIEFLY[..], &["--churn"]].concat());
     assert_flawless(&result);
     assert_eq!(result["connections"]["alive_at_end"], 3);
@@ -50,7 +51,7 @@ fn each_connection_of_a_churn_carries_one_message_and_leaves_no_port_behind() {
     assert_eq!(connections.load(Ordering::Relaxed), seen);
     assert!(operations > 0 && operations <= seen, "{operations}, {seen}");
     assert_eq!(result["latency"]["service"]["count"], result["operations"]);
-    assert_eq!(time_wait(address), 0);
+    assert!(time_wait(address) <= before);
 }
 
 #[test]
@@ -75,10 +76,11 @@ fn http_requests_of_a_churn_ask_for_the_end_of_the_connection() {
             }
             Ok(())
         });
+        let before = time_wait(address);
         let result = result("http", address, &[&BRIEFLY[..], &["--churn"]].concat());
         assert_flawless(&result);
         assert_eq!(result["connections"]["alive_at_end"], 3);
-        assert_eq!(time_wait(address), 0);
+        assert!(time_wait(address) <= before);
     }
 }
 
