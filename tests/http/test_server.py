@@ -205,7 +205,7 @@ def test_connections_that_come_at_the_end_are_served_or_reset(loop, tls, before)
         task = await start(server)
         address = server.servers[0].sockets[0].getsockname()
         clients = []
-        # In each turn, so that the last one that is accepted comes right before the end, after an even or an odd number.
+        # One in each turn, so that one is accepted right before the end. The loop polls in every second turn: `before` is even or odd.
         while server.servers[0].is_serving():
             with contextlib.suppress(ConnectionError):
                 clients.append(asyncio.ensure_future(served(socket.create_connection(address))))

@@ -585,6 +585,24 @@ def test_the_users_wakeup_descriptor_is_closed(loop):
         signal.set_wakeup_fd(previous)
 
 
+HANDLER_RAISES = """
+        import signal
+
+        class Oops(Exception):
+            pass
+
+        def handler(*_):
+            raise Oops
+
+        def profile(frame, event, argument):
+            name = frame.f_code.co_name if event == "call" else getattr(argument, "__name__", "")
+            if [event, name] == sys.argv[1:3]:
+                sys.setprofile(None)
+                signal.raise_signal(signal.SIGUSR1)
+"""
+"""For children: a signal handler that raises where the profiler sees what the first two arguments say, an event and a name."""
+
+
 @pytest.mark.ringloop_only
 @pytest.mark.parametrize("own", ["none", "the user's"])
 @pytest.mark.parametrize(
@@ -600,20 +618,9 @@ def test_the_users_wakeup_descriptor_is_closed(loop):
 def test_a_signal_handler_that_raises_where_a_run_begins_or_ends(arm, event, name, own):
     """The loop doesn't stay "running", and its socket is not left to signals: its number would become another file's."""
     child = run_child(
-        """
-        import signal, socket
-
-        class Oops(Exception):
-            pass
-
-        def handler(*_):
-            raise Oops
-
-        def profile(frame, event, argument):
-            name = frame.f_code.co_name if event == "call" else getattr(argument, "__name__", "")
-            if [event, name] == sys.argv[1:3]:
-                sys.setprofile(None)
-                signal.raise_signal(signal.SIGUSR1)
+        HANDLER_RAISES
+        + """
+        import socket
 
         own = -1
         if sys.argv[3] != "none":
@@ -657,19 +664,9 @@ def test_a_signal_handler_that_raises_where_a_run_begins_or_ends(arm, event, nam
 def test_a_loop_that_has_not_given_back_the_wakeup_descriptor_runs_in_another_thread(arm, then):
     """A signal handler has raised where that would have been done. Only the main thread can do it."""
     child = run_child(
-        """
-        import signal, socket, threading
-
-        class Oops(Exception):
-            pass
-
-        def handler(*_):
-            raise Oops
-
-        def profile(frame, event, argument):
-            if event == "call" and frame.f_code.co_name == "_give_back_signals":
-                sys.setprofile(None)
-                signal.raise_signal(signal.SIGUSR1)
+        HANDLER_RAISES
+        + """
+        import threading
 
         signal.signal(signal.SIGUSR1, handler)
         loop = new_loop()
@@ -686,7 +683,7 @@ def test_a_loop_that_has_not_given_back_the_wakeup_descriptor_runs_in_another_th
         thread = threading.Thread(target=run)
         thread.start()
         thread.join()
-        if sys.argv[1] == "runs again":
+        if sys.argv[3] == "runs again":
             loop.run_until_complete(asyncio.sleep(0))
         else:
             loop.close()
@@ -694,6 +691,8 @@ def test_a_loop_that_has_not_given_back_the_wakeup_descriptor_runs_in_another_th
         loop.close()
         """,
         arm,
+        "call",
+        "_give_back_signals",
         then,
     )
     assert (child.stdout, child.stderr) == ("raised\nresult\n-1\n", "")

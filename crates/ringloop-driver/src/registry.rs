@@ -87,8 +87,9 @@ pub(crate) fn event_of(reported: libc::epoll_event) -> Option<(Event, bool)> {
 /// Do not register a descriptor that the driver uses, for a [`watch`](crate::Driver::watch) or an
 /// [operation](crate::Driver::submit), and do not give a registered one to the driver. The epoll backend has one epoll
 /// set for all of them, so whichever comes later takes the other's place: a watch then reports nothing more, and an
-/// operation may never end, unless it is cancelled. Ending what has lost its place also ends what took it. This is not
-/// detected. On `io_uring`, both report. To have both on each backend, duplicate the descriptor (dup(2)).
+/// operation may never end, unless it is cancelled. If a watch or a registration that has lost its place is ended, the one
+/// that took it ends, too. This is not detected. On `io_uring`, both report. To have both on each backend, duplicate the
+/// descriptor (dup(2)).
 #[derive(Clone, Debug)]
 pub struct Registry {
     shared: Arc<Shared>,

@@ -529,7 +529,7 @@ class _Buffered(_Binary):
         self._ahead, self._used = b"".join(pieces), 0
 
     def _unread(self, count: int) -> None:
-        """Move a file with a position that nobody else has back over so many bytes that were given out."""
+        """Move a file whose position nobody else has back by this number of bytes that were given out."""
         count += len(self._ahead) - self._used
         self._ahead, self._used = b"", 0
         self._descriptor.move_back(count)

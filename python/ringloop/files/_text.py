@@ -47,10 +47,10 @@ class _Taken:
     __slots__ = ("begin", "chunks", "count", "note")
 
     def __init__(self, note: tuple[Any, ...] | None) -> None:
-        # Of a file with a position, what it was like at the beginning; of others, before the line that is being read.
+        # What to return to: the state of a seekable file when the call began, of others before the line that is being read.
         self.note = note
-        # The bytes since then. Of a file with a position that nobody else had, the first are not kept: the file has them, so
-        # many from here on.
+        # The bytes that were read since then. If nobody else has the file's position, earlier ones are not kept: the file
+        # has them, `count` bytes from `begin` on.
         self.chunks: list[bytes] = []
         self.begin = self.count = 0
 

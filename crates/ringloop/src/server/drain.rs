@@ -94,7 +94,7 @@ impl Drop for Listener {
 ///
 /// It completes a little after draining begins: when whoever reads from the connection has read what had arrived by
 /// then. So a `select` of a read and this future, in this order, handles all of that first. Keep it until it completes: a
-/// new one begins anew, and does not complete when it is polled for the first time. To ask without waiting, use
+/// new one starts over, and never completes in its first poll. To ask without waiting, use
 /// [`Client::is_draining`](super::Client::is_draining).
 #[must_use = "a future does nothing unless it is awaited"]
 pub struct Draining {
