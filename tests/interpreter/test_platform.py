@@ -176,7 +176,7 @@ def test_the_versions_of_python_are_the_same_everywhere():
     assert [f"3.{minor}" for minor in classified] == versions
     assert project["requires-python"] == f">={versions[0]}"
     span = f"{versions[0]} to {versions[-1]}"
-    for name in ("README.md", "CONTRIBUTING.md", "Makefile", "docs/quickstart.md", "docs/compatibility.md", ".ci/run"):
+    for name in ("README.md", "CONTRIBUTING.md", "Makefile", "docs/quickstart.md", "docs/compatibility.md", "tools/check.py"):
         assert span in (REPOSITORY / name).read_text(), f"{name} does not say {span}"
 
 

@@ -1,0 +1,497 @@
+"""Run the whole check of a commit, or all that can be checked, and say what each step took.
+
+    tools/check.py                         what .ci/run runs: it decides within half an hour on two quiet CPUs
+    tools/check.py --all                   everything, on each of CPython 3.11 to 3.15: hours
+    tools/check.py --list                  the steps, and what each covers
+    tools/check.py 'make lint' 'make docs' these steps, and what they need
+    tools/check.py --table                 write the tables of CONTRIBUTING.md from the last run
+
+Steps run in two lanes: tests wait more than they compute, so what mostly compiles runs beside them. The output of a step is
+printed when it ends. A step that fails doesn't stop the others. CPython 3.14 and 3.15 come from a Debian tree (tools/pythons.sh)
+where this machine has none. Of the interpreters between the oldest and the newest, one takes part in each run; the commit's hash
+decides which.
+
+A test that fails once and then passes twice alone is flaky (tools/test_records.py). The summary lists it, and the check passes
+with up to five of these. Exits with 0 if everything passed, with 1 if something failed, with 2 if the check could not begin.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+import check_tables
+import test_records
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+REPORT = REPOSITORY / "target" / "check" / "report.json"
+OLDEST, NEWEST = 11, 15
+"""The minor versions of CPython that are supported."""
+TREE = "tools/pythons.sh"
+"""The command that runs others in a tree of Debian's packages, and makes it first where it is missing."""
+IN_TREE = {14, 15}
+"""The minor versions that the tree has."""
+ABSENT = 77
+"""The exit status of tools that can't do their work on this machine."""
+ERRORS = re.compile(
+    r"^(FAILED|FLAKY|ERROR) |^test .* FAILED|^thread .* panicked at|^error|^make.*\*\*\*|Segmentation|Aborted",
+    re.MULTILINE,
+)
+"""What the summary repeats of the output of a step that failed."""
+Lane = Literal["tests", "builds"]
+
+
+class CannotBegin(Exception):
+    """A reason why nothing can be checked."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One part of the check: a command, and what must have ended before it begins."""
+
+    name: str
+    covers: str
+    command: Sequence[str]
+    lane: Lane
+    needs: tuple[str, ...] = ()
+    in_quick: bool = True
+
+
+@dataclasses.dataclass
+class Outcome:
+    """How a step ended (passed, FAILED or absent), and what it took."""
+
+    name: str
+    outcome: str
+    wall_s: float
+    cpu_s: float
+    details: list[str] = dataclasses.field(default_factory=list)
+
+
+def run_quietly(*command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in the repository, and return what it printed."""
+    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, errors="replace", check=False)
+
+
+# The interpreters.
+
+
+@dataclasses.dataclass(frozen=True)
+class Interpreter:
+    """A CPython 3.`minor`: where it is, and the command that goes into the tree that has it, if it isn't this machine's."""
+
+    minor: int
+    path: str
+    inside: tuple[str, ...] = ()
+
+    @property
+    def venv(self) -> str:
+        """The folder of its virtual environment."""
+        return f".venv-3.{self.minor}{'-debian' if self.inside else ''}"
+
+    @property
+    def python(self) -> str:
+        """The interpreter of that environment."""
+        return f"{self.venv}/bin/python"
+
+    def make(self, *words: str) -> list[str]:
+        """The command that makes targets with this interpreter."""
+        return [*self.inside, "make", "--keep-going", *words, f"PYTHON={self.path}", f"VENV={self.venv}"]
+
+
+def find_on_machine(minor: int) -> Interpreter | None:
+    """A CPython 3.`minor` of this machine that can build ringloop."""
+    # pyenv's shims are on the PATH for versions that are not selected, too, and don't run. So its folder is searched as well.
+    name = f"python3.{minor}"
+    candidates = [shutil.which(name), *map(str, sorted(Path.home().glob(f".pyenv/versions/3.{minor}.*/bin/{name}")))]
+    for candidate in candidates:
+        if candidate is None or run_quietly(candidate, "-c", "").returncode != 0:
+            continue
+        probe = run_quietly(candidate, "tools/probe_python.py")
+        if probe.returncode == 0:
+            return Interpreter(minor, probe.stdout.split()[-1])
+    return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Interpreters:
+    """The CPythons of a check: the main one, which all tests run on, and the others by their minor version."""
+
+    main: Interpreter
+    others: dict[int, Interpreter]
+    missing: list[str]
+
+    @property
+    def newest(self) -> Interpreter:
+        """The newest of all."""
+        return max([self.main, *self.others.values()], key=lambda python: python.minor)
+
+    @property
+    def oldest(self) -> Interpreter:
+        """The oldest of all."""
+        return min([self.main, *self.others.values()], key=lambda python: python.minor)
+
+    @property
+    def in_the_middle(self) -> list[Interpreter]:
+        """The others, without the newest."""
+        return [python for python in self.others.values() if python != self.newest]
+
+
+def find_interpreters() -> Interpreters:
+    """This machine's CPythons, and those of Debian's tree, which need not exist yet, for what this machine lacks.
+
+    The main one is what users get by `python3`, or else the newest of this machine that is suitable.
+    """
+    found = {minor: python for minor in range(OLDEST, NEWEST + 1) if (python := find_on_machine(minor)) is not None}
+    if not found:
+        raise CannotBegin(f"no CPython from 3.{OLDEST} to 3.{NEWEST} with headers is on this machine")
+    probe = run_quietly("python3", "tools/probe_python.py")
+    main = found[max(found)]
+    if probe.returncode == 0:
+        main = Interpreter(int(probe.stdout.split(".")[1]), probe.stdout.split()[-1])
+    for minor in sorted(IN_TREE - found.keys()):
+        found[minor] = Interpreter(minor, f"/usr/bin/python3.{minor}", (TREE,))
+    missing = [
+        f"Python 3.{minor}: no such interpreter with headers here"
+        for minor in range(OLDEST, NEWEST)
+        if minor not in found
+    ]
+    return Interpreters(main, {minor: python for minor, python in found.items() if minor != main.minor}, missing)
+
+
+def turn_of(commit: str, candidates: Sequence[Interpreter]) -> Interpreter | None:
+    """Which of the interpreters takes part in the check of a commit."""
+    return candidates[int(commit[:8], 16) % len(candidates)] if candidates else None
+
+
+# The steps.
+
+
+def plan(pythons: Interpreters, commit: str) -> list[Step]:
+    """All steps, in the order in which their lanes begin them."""
+    main, chosen = pythons.main, turn_of(commit, pythons.in_the_middle)
+    steps = [
+        Step(
+            "debian tree", "CPython 3.14 and 3.15 from Debian, where this machine lacks them", ["env", TREE], "builds"
+        ),
+        Step(
+            "make build",
+            "the README's first command, and what it built reports its backend",
+            ["sh", "-c", f'"$@" && {main.python} -m ringloop', "sh", *main.make("build")],
+            "tests",
+        ),
+        Step(
+            "environment",
+            "what all further steps install from PyPI",
+            main.make("environment"),
+            "tests",
+            ("make build",),
+        ),
+        Step(
+            "compile the Rust tests", "they compile", main.make("test-rust", "ARGS=--no-run"), "builds", ("make build",)
+        ),
+        Step(
+            "make test",
+            f"all Rust tests; on CPython 3.{main.minor} all Python tests on asyncio, io_uring and epoll, applications, ringlab's tests",
+            main.make("test"),
+            "tests",
+            ("environment",),
+        ),
+    ]
+    for python in sorted(pythons.others.values(), key=lambda python: -python.minor):
+        steps += further_interpreter(
+            python, in_quick=python in (pythons.newest, chosen), whole=python == pythons.newest
+        )
+    for python in (main, *pythons.others.values()):
+        steps.append(conformance(python, in_quick=python in (pythons.oldest, pythons.newest)))
+    return [
+        *steps,
+        Step(
+            "make lint",
+            "layers, rustfmt, clippy, rustdoc, ruff, mypy, stubtest",
+            main.make("lint"),
+            "builds",
+            ("environment",),
+        ),
+        Step("make docs", "the site, every link", main.make("docs"), "builds", ("environment",)),
+        *long_steps(main, pythons.newest),
+    ]
+
+
+def further_interpreter(python: Interpreter, *, in_quick: bool, whole: bool) -> list[Step]:
+    """The Python tests that depend on the interpreter, on another one than the main one.
+
+    The extension is compiled without optimisation across crates, and for all of them in one folder, so that its dependencies are compiled
+    once; the main interpreter has the optimised one. The newest runs what can differ on each loop. What a backend does hardly depends on
+    the interpreter: those in the middle run on both backends without asyncio as the control, and without the server.
+    """
+    build, name = f"build on 3.{python.minor}", f"python 3.{python.minor}"
+    fast = ("FAST=1", "extension_target=$(CARGO_TARGET_DIR)/further-pythons")
+    tests = python.make("test-interpreter", *fast)
+    covers = "the Python tests that depend on the interpreter"
+    if not whole:
+        tests = [
+            "env",
+            "RINGLOOP_TEST_LOOPS=io_uring,epoll",
+            *python.make("test-interpreter", *fast, "ARGS=--ignore tests/http"),
+        ]
+        covers += ", without HTTP's and without the control"
+    needs = ("debian tree",) if python.inside else ()
+    return [
+        Step(
+            build,
+            f"the extension compiles for CPython 3.{python.minor}",
+            python.make("extension", *fast),
+            "builds",
+            needs,
+            in_quick,
+        ),
+        Step(name, covers, tests, "tests", (build,), in_quick),
+    ]
+
+
+def conformance(python: Interpreter, *, in_quick: bool) -> Step:
+    """CPython's own tests of asyncio on both backends."""
+    command = [*python.inside, python.python, "tools/conformance.py", "--record", f"conformance-3.{python.minor}"]
+    covers = "CPython's own tests of asyncio on both backends"
+    needs = ("make build", f"build on 3.{python.minor}")
+    return Step(f"conformance 3.{python.minor}", covers, command, "tests", needs, in_quick)
+
+
+def long_steps(main: Interpreter, newest: Interpreter) -> Iterator[Step]:
+    """What takes too long for each commit. The workflow in .github runs these as jobs of their own."""
+    wheels = "target/test-package"
+    for name, covers, command in (
+        (
+            "applications on the newest",
+            "real applications on the newest CPython",
+            newest.make("test-applications", "FAST=1"),
+        ),
+        ("make test-modes", "the Python tests in the development mode and in debug mode", main.make("test-modes")),
+        ("make test-loom", "threads that wake each other, in all interleavings", main.make("test-loom")),
+        ("make test-minimal", "the oldest dependencies and the oldest Rust", main.make("test-minimal")),
+        (
+            "make test-sanitizers",
+            "the Rust tests under AddressSanitizer and ThreadSanitizer",
+            main.make("test-sanitizers"),
+        ),
+        ("make test-package", "this machine's wheels and the source distribution", main.make("test-package")),
+        (
+            "packages on 3.14 and 3.15",
+            "the same packages, installed there",
+            [TREE, "python3.15", "tools/try_wheels.py", wheels, "--required", "--python", "3.14", "3.15"],
+        ),
+        ("make test-bench", "every target and cell can be measured; simulated verdicts", main.make("test-bench")),
+    ):
+        needs = ("make test-package",) if wheels in command else ("make build",)
+        yield Step(name, covers, command, "tests", (*needs, "debian tree"), in_quick=False)
+
+
+# Running them.
+
+
+class Run:
+    """Steps that run in two lanes, and how they ended."""
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self.steps = steps
+        self.outcomes: dict[str, Outcome] = {}
+        self._began = time.monotonic()
+        self._changed = threading.Condition()
+        self._failure: BaseException | None = None
+
+    def finish(self) -> None:
+        """Run all steps."""
+        lanes: tuple[Lane, ...] = ("tests", "builds")
+        threads = [threading.Thread(target=self._run_lane, args=[lane], daemon=True) for lane in lanes]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def _run_lane(self, lane: Lane) -> None:
+        try:
+            for step in self.steps:
+                if step.lane == lane:
+                    self._wait_for(step.needs)
+                    outcome = self._run(step)
+                    with self._changed:
+                        self.outcomes[step.name] = outcome
+                        self._changed.notify_all()
+        except BaseException as error:
+            with self._changed:
+                self._failure = error
+                self._changed.notify_all()
+
+    def _wait_for(self, names: Sequence[str]) -> None:
+        wanted = {step.name for step in self.steps} & set(names)
+        with self._changed:
+            self._changed.wait_for(lambda: self._failure is not None or wanted <= self.outcomes.keys())
+        if self._failure is not None:
+            raise SystemExit(1)
+
+    def _run(self, step: Step) -> Outcome:
+        log = REPORT.parent / f"{step.name.replace(' ', '-')}.log"
+        self._print(f"\n##### {step.name}: begins after {time.monotonic() - self._began:.0f} s\n")
+        began = time.monotonic()
+        with open(log, "wb") as file:
+            process = subprocess.Popen(
+                step.command, cwd=REPOSITORY, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
+            )
+            # The usage is that of the process and of all below it that were waited for.
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+        code, text = process.returncode, log.read_text(errors="replace")
+        outcome = Outcome(step.name, "passed", time.monotonic() - began, usage.ru_utime + usage.ru_stime)
+        if code == ABSENT:
+            outcome.outcome, outcome.details = "absent", [text.strip().splitlines()[-1]] if text.strip() else []
+        elif code != 0:
+            found = [line[:300] for line in text.splitlines() if ERRORS.search(line)][:20]
+            outcome.outcome, outcome.details = "FAILED", [*found, f"exit status {code}; the whole output is in {log}"]
+        self._print(f"\n##### {step.name}: {outcome.outcome} in {outcome.wall_s:.0f} s; its output:\n{text}")
+        return outcome
+
+    def _print(self, text: str) -> None:
+        with self._changed:
+            print(text, flush=True)
+
+
+def changes_of_asyncio(interpreters: Sequence[Interpreter]) -> Iterator[str]:
+    """What has changed in asyncio since somebody read it. It fails no test, because a maintainer must read it."""
+    for python in interpreters:
+        report = run_quietly(*python.inside, python.python, "tools/asyncio_sources.py")
+        if report.returncode == 1:
+            yield report.stdout.strip()
+
+
+# What is printed, and written.
+
+
+def flaky_tests() -> list[test_records.Record]:
+    """The flaky tests of all records."""
+    records = (record for path in sorted(test_records.FOLDER.glob("*.jsonl")) for record in test_records.read(path))
+    return [record for record in records if record.outcome == "flaky"]
+
+
+def print_summary(outcomes: Sequence[Outcome], notes: Sequence[str], flaky: Sequence[test_records.Record]) -> bool:
+    """Print how everything ended, and return whether the check passes."""
+    print("\n##### summary")
+    for outcome in outcomes:
+        print(f"{outcome.outcome}  {outcome.name} ({outcome.wall_s:.0f} s, {outcome.cpu_s:.0f} s of CPU)")
+        print("".join(f"            {line}\n" for line in outcome.details), end="")
+    print("".join(f"note    {note}\n" for note in notes), end="")
+    if flaky:
+        print(
+            f"\n##### flaky: {len(flaky)} tests failed once, and passed when they ran alone; add them to tests/flaky.md"
+        )
+        for record in flaky:
+            print(
+                f"flaky   {record.name}\n" + "".join(f"        {line}\n" for line in record.output.splitlines()[-40:])
+            )
+    failed = [outcome.name for outcome in outcomes if outcome.outcome == "FAILED"]
+    too_flaky = len(flaky) > test_records.MAX_FLAKY
+    if failed:
+        print(f"FAILED: {', '.join(failed)}")
+    elif too_flaky:
+        print(f"FAILED: {len(flaky)} tests are flaky; a check passes with at most {test_records.MAX_FLAKY}")
+    else:
+        print("all passed")
+    return not failed and not too_flaky
+
+
+def describe_machine() -> str:
+    """What a reader of the times must know."""
+    load = ", ".join(f"{average:.1f}" for average in os.getloadavg())
+    return f"{os.cpu_count()} CPUs, Linux {platform.release()}, load average {load} at the start"
+
+
+def write_table() -> None:
+    """Write the tables of CONTRIBUTING.md from the last run."""
+    if not REPORT.exists():
+        raise CannotBegin(f"there is no {REPORT.relative_to(REPOSITORY)}; run make check first")
+    check_tables.write(json.loads(REPORT.read_text()))
+
+
+def choose(steps: Sequence[Step], names: Sequence[str], everything: bool) -> list[Step]:
+    """The steps that the command line asks for, and all that these need."""
+    unknown = set(names) - {step.name for step in steps}
+    if unknown:
+        raise CannotBegin(f"there is no step {', '.join(sorted(map(repr, unknown)))}; --list names them")
+    wanted = set(names) or {step.name for step in steps if everything or step.in_quick}
+    for step in reversed(steps):
+        if step.name in wanted:
+            wanted.update(step.needs)
+    if not any(TREE in step.command for step in steps if step.name in wanted - {"debian tree"}):
+        wanted.discard("debian tree")
+    return [step for step in steps if step.name in wanted]
+
+
+def main() -> int:
+    """Run the program and return its exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("steps", nargs="*", metavar="STEP", help="only these, and what they need")
+    parser.add_argument("--all", action="store_true", help="every step, on every interpreter")
+    parser.add_argument("--list", action="store_true", help="print the steps and what they cover")
+    parser.add_argument("--table", action="store_true", help="write the tables of CONTRIBUTING.md from the last run")
+    arguments = parser.parse_args()
+    try:
+        if arguments.table:
+            write_table()
+            return 0
+        return check(arguments)
+    except CannotBegin as error:
+        print(f"check: {error}", file=sys.stderr)
+        return 2
+
+
+def check(arguments: argparse.Namespace) -> int:
+    """Choose the steps, and run them."""
+    commit = run_quietly("git", "rev-parse", "HEAD").stdout.strip() or "0"
+    pythons = find_interpreters()
+    steps = choose(plan(pythons, commit), arguments.steps, arguments.all)
+    if arguments.list:
+        for step in steps:
+            print(f"{step.name:28} {step.covers}")
+        return 0
+    machine, began = describe_machine(), time.monotonic()
+    print(f"checking {commit[:12]} on {machine}")
+    shutil.rmtree(test_records.FOLDER, ignore_errors=True)
+    REPORT.parent.mkdir(parents=True, exist_ok=True)
+    run = Run(steps)
+    run.finish()
+    outcomes = [run.outcomes[step.name] for step in steps]
+    report = {
+        "commit": commit,
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "machine": machine,
+        "wall_s": time.monotonic() - began,
+        "steps": [dataclasses.asdict(outcome) for outcome in outcomes],
+    }
+    REPORT.write_text(json.dumps(report, indent=1))
+    names = {step.name for step in steps}
+    used = [pythons.main, *(python for python in pythons.others.values() if f"build on 3.{python.minor}" in names)]
+    turn = turn_of(commit, pythons.in_the_middle)
+    notes = [*pythons.missing, *changes_of_asyncio(used)]
+    if turn is not None and not arguments.all and not arguments.steps:
+        notes.append(
+            f"of {', '.join(f'3.{python.minor}' for python in pythons.in_the_middle)}, it was 3.{turn.minor}'s turn"
+        )
+    return 0 if print_summary(outcomes, notes, flaky_tests()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
