@@ -456,6 +456,9 @@ def main() -> int:
     except CannotBegin as error:
         print(f"check: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("check: interrupted", file=sys.stderr)
+        return 130
 
 
 def check(arguments: argparse.Namespace) -> int:

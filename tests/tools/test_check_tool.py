@@ -1,0 +1,125 @@
+"""tools/check.py: what it plans, and how it judges steps that are small programs."""
+
+import sys
+
+import pytest
+
+from support import REPOSITORY, load_tool
+
+sys.path.insert(0, str(REPOSITORY / "tools"))
+try:
+    check = load_tool("check")
+    import test_records
+finally:
+    sys.path.remove(str(REPOSITORY / "tools"))
+
+
+def pythons(main, *others):
+    found = {minor: check.Interpreter(minor, f"/usr/bin/python3.{minor}") for minor in (main, *others)}
+    return check.Interpreters(found.pop(main), found, [])
+
+
+ALL = pythons(11, 12, 13, 14, 15)
+
+
+def names(steps):
+    return [step.name for step in steps]
+
+
+def test_everything_that_decides_is_also_in_the_whole():
+    steps = check.plan(ALL, "0" * 40)
+    decides = names(check.choose(steps, [], everything=False))
+    assert set(decides) < set(names(check.choose(steps, [], everything=True)))
+    assert {"make build", "make test", "make lint", "make docs"} < set(decides)
+    assert {"python 3.15", "conformance 3.11", "conformance 3.15"} < set(decides)
+    assert not {"conformance 3.12", "make test-loom", "make test-package"} & set(decides)
+
+
+def test_interpreters_in_the_middle_take_turns():
+    chosen = set()
+    for number in range(3):
+        steps = names(check.choose(check.plan(ALL, f"{number:08x}" + "0" * 32), [], everything=False))
+        (python,) = {"python 3.12", "python 3.13", "python 3.14"} & set(steps)
+        chosen.add(python)
+    assert len(chosen) == 3
+
+
+@pytest.mark.parametrize("found", [ALL, pythons(12), pythons(15, 11), pythons(13, 14, 15)], ids=str)
+def test_no_step_waits_for_a_later_one_of_its_lane_or_for_itself(found):
+    steps = check.plan(found, "0" * 40)
+    assert len(set(names(steps))) == len(steps)
+    ended = set()
+    lanes = [[step for step in steps if step.lane == lane] for lane in ("tests", "builds")]
+    while any(lanes):
+        ready = [lane for lane in lanes if lane and {*lane[0].needs} & {*names(steps)} <= ended]
+        assert ready, f"{[lane[0].name for lane in lanes if lane]} wait for each other"
+        ended |= {lane.pop(0).name for lane in ready}
+
+
+def test_one_step_brings_what_it_needs():
+    steps = check.choose(check.plan(ALL, "0" * 40), ["python 3.13"], everything=False)
+    assert names(steps) == ["build on 3.13", "python 3.13"]
+    with pytest.raises(check.CannotBegin, match="no step 'lint'; --list"):
+        check.choose(steps, ["lint"], everything=False)
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Runs shell commands as steps of both lanes, and returns the outcome of each."""
+    monkeypatch.setattr(check, "REPORT", tmp_path / "report.json")
+
+    def run_commands(**commands):
+        steps = [
+            check.Step(name, "", ["sh", "-c", command], ("tests", "builds")[index % 2])
+            for index, (name, command) in enumerate(commands.items())
+        ]
+        run = check.Run(steps)
+        run.finish()
+        return [run.outcomes[step.name] for step in steps]
+
+    return run_commands
+
+
+def test_a_failure_stops_nothing_and_fails_the_check(run, capsys):
+    outcomes = run(
+        first="echo 'FAILED tests/test_one.py::test_it'; exit 3", second="true", third="true", fourth="exit 77"
+    )
+    assert [outcome.outcome for outcome in outcomes] == ["FAILED", "passed", "passed", "absent"]
+    assert not check.print_summary(outcomes, [], [])
+    printed = capsys.readouterr().out
+    assert "FAILED tests/test_one.py::test_it" in printed.partition("##### summary")[2]
+    assert printed.endswith("FAILED: first\n")
+
+
+def test_the_cpu_time_of_children_counts(run):
+    (outcome,) = run(only=f"{sys.executable} -c 'sum(range(5_000_000))'")
+    assert outcome.cpu_s > 0
+
+
+@pytest.mark.parametrize("count", [0, test_records.MAX_FLAKY, test_records.MAX_FLAKY + 1])
+def test_up_to_five_tests_may_be_flaky(count, capsys):
+    flaky = [test_records.Record(f"test_{number}", "flaky", output="what was seen") for number in range(count)]
+    passes = check.print_summary([check.Outcome("make test", "passed", 1.0, 1.0)], [], flaky)
+    assert passes == (count <= 5)
+    assert ("what was seen" in capsys.readouterr().out) == (count > 0)
+
+
+def test_the_tables_of_a_check(tmp_path, monkeypatch):
+    import check_tables
+
+    monkeypatch.setattr(check_tables, "DOCUMENT", tmp_path / "CONTRIBUTING.md")
+    monkeypatch.setattr(test_records, "FOLDER", tmp_path / "records")
+    check_tables.DOCUMENT.write_text(f"before\n{check_tables.BEGIN}\nyesterday\n{check_tables.END}\nafter\n")
+    slow = test_records.Record("tests/tcp/test_a.py::test_slow[a|b]", "passed", wall_s=90.0, cpu_s=30.0)
+    quick = test_records.Record("tests/tcp/test_a.py::test_quick", "passed", wall_s=6.0, cpu_s=6.0)
+    test_records.write(test_records.FOLDER / "python-3.11.jsonl", [quick, slow])
+    steps = [{"name": "make test", "wall_s": 120.0, "cpu_s": 180.0}]
+    check_tables.write({"date": "2026-11-27", "commit": "0" * 40, "machine": "2 CPUs", "wall_s": 126.0, "steps": steps})
+    text = check_tables.DOCUMENT.read_text()
+    assert text.startswith(f"before\n{check_tables.BEGIN}")
+    assert text.endswith(f"{check_tables.END}\nafter\n")
+    assert "yesterday" not in text
+    assert "| make test | 2.0 | 3.0 |" in text
+    assert "| together | 2.1 | 3.0 |" in text
+    assert "| tests/tcp | python-3.11 | 2 | 1.6 | 0.6 |" in text
+    assert text.index("test_slow[a\\|b]") < text.index("test_quick")
