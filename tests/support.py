@@ -245,7 +245,7 @@ def free_port():
     """A port that was free a moment ago. Programs that are told a number, and do not say what they got, need one."""
     for number in itertools.islice(port_numbers(), 1000):
         with socket.socket() as sock, contextlib.suppress(OSError):
-            sock.bind(("", number))
+            sock.bind((HOST, number))
             return sock.getsockname()[1]
     raise RuntimeError("no port is free")
 
@@ -464,6 +464,11 @@ def refuse_io_uring(number, call="io_uring_setup"):
     )
 
 
+def restore_interrupts():
+    """What a child does first (`preexec_fn`): if the tests run in the background, SIGINT is ignored, and children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @contextlib.contextmanager
 def start_child(source, arm, *arguments, env=None, python_flags=(), **options):
     """Like `run_child`, but a context with the running subprocess.Popen; it is killed if it outlives the context."""
@@ -472,8 +477,7 @@ def start_child(source, arm, *arguments, env=None, python_flags=(), **options):
     environment = {**os.environ, "PYTHONPATH": path, **(env or {})}
     environment = {name: value for name, value in environment.items() if value is not None}
     command = [sys.executable, *python_flags, "-c", preamble + textwrap.dedent(source), *arguments]
-    # If the tests run in the background, SIGINT is ignored, and children inherit that.
-    options.setdefault("preexec_fn", functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL))
+    options.setdefault("preexec_fn", restore_interrupts)
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
     ) as process:

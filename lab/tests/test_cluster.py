@@ -20,7 +20,7 @@ import pytest
 from click.testing import CliRunner
 from hdrh.histogram import HdrHistogram
 
-from conftest import FAKES, TARGET, SilentProgress, command_of, lives, wait_until_gone
+from conftest import FAKES, TARGET, SilentProgress, command_of, wait_until_gone
 from ringlab import (
     Refused,
     cli,
@@ -690,4 +690,3 @@ def test_options_of_other_machines_are_kept() -> None:
     assert words == "--address b:2 --cluster tls://a:1 --generators 3 --tls-ca-file ca --tls-cert cert --tls-key key"
     assert Elsewhere.of(["ringlab", "run", ECHO, *elsewhere.words(), "--rounds", "3"]) == elsewhere
     assert Elsewhere.of(["ringlab", "run", ECHO, "--rounds", "3"]) == Elsewhere()
-    assert lives(os.getpid())

@@ -1,7 +1,6 @@
 """Servers of others, started as processes on ports and folders of their own, and stopped within bounds."""
 
 import contextlib
-import functools
 import os
 import pathlib
 import signal
@@ -49,7 +48,7 @@ def scripts_on_path(environment):
     return {**environment, "PATH": path}
 
 
-class Program:
+class ServerProcess:
     """A running program: its process, and what it wrote on stdout and stderr."""
 
     def __init__(self, command, log, *, arm, cwd, environment=None):
@@ -63,8 +62,7 @@ class Program:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                # Whoever runs the tests in the background has the interrupt ignored, which children inherit.
-                preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+                preexec_fn=support.restore_interrupts,
             )
 
     def output(self):
@@ -82,8 +80,8 @@ class Program:
 
 @contextlib.contextmanager
 def running(command, log, **options):
-    """A `Program` for the length of the context."""
-    program = Program(command, log, **options)
+    """A `ServerProcess` for the length of the context."""
+    program = ServerProcess(command, log, **options)
     try:
         yield program
     finally:

@@ -34,7 +34,7 @@ FOLDER = pathlib.Path(__file__).parent
 LOOPS = {"asyncio": "asyncio", "io_uring": "ringloop:new_event_loop", "epoll": "ringloop:new_event_loop"}
 
 
-class Server(processes.Program):
+class Server(processes.ServerProcess):
     """One uvicorn."""
 
     def __init__(self, arm, folder, *options, certificate=None):

@@ -12,6 +12,7 @@ from unittest import mock
 import pytest
 
 import support
+from datagram_support import DatagramRecorder
 from differential import demand_the_same
 
 METHODS = [
@@ -37,11 +38,6 @@ def transport(request, loop):
     loop.run_until_complete(support.turns(3))
     if peer is not None:
         peer.close()
-
-
-class DatagramRecorder(support.Recorder, asyncio.DatagramProtocol):
-    def datagram_received(self, data, address):
-        self.events.append(("datagram_received", data))
 
 
 # Setting, getting, deleting

@@ -16,9 +16,9 @@ import warnings
 
 import pytest
 
+from datagram_support import DatagramRecorder
 from descriptor_support import (
     OPERATIONS,
-    DatagramRecorder,
     Stranger,
     end,
     fill,
@@ -292,17 +292,17 @@ def test_the_next_datagram_of_a_batch_is_nobody_elses(loop, way):
         await turns(3)
         address = ours.getsockname()
         # For as long as looking again right after a delivery finds something, the transport does so.
-        protocol.on_datagram = lambda data: peer.sendto(data, address) if data != b"last" else None
+        protocol.on_datagram = lambda _, data: peer.sendto(data, address) if data != b"last" else None
         peer.sendto(b"first", address)
         await turns(20)
-        protocol.on_datagram = noop
+        protocol.on_datagram = None
         await turns(20)
         with contextlib.ExitStack() as stack:
             stack.enter_context(peer)
             strangers = []
 
-            def part(_):
-                protocol.on_datagram = noop
+            def part(*_):
+                protocol.on_datagram = None
                 strangers.append(stack.enter_context(parted(way, ours)))
                 strangers[0].far.send(b"private")
 
@@ -482,7 +482,7 @@ def test_a_transport_that_outlives_its_finalizer_has_no_descriptor(loop_factory,
                 transport, protocol = await loop.create_datagram_endpoint(DatagramRecorder, sock=ours)
             else:
                 transport, protocol = await loop.create_connection(Recorder, sock=ours)
-                protocol.transport = None
+            protocol.transport = None
             await turns(3)
             transport.pause_reading()
             del ours

@@ -10,7 +10,8 @@ import time
 import pytest
 
 import support
-from descriptor_support import OPERATIONS, DatagramRecorder, fill, operations, pair, received, udp_socket
+from datagram_support import DatagramRecorder
+from descriptor_support import OPERATIONS, fill, operations, pair, received, udp_socket
 from support import PATIENCE_S, Recorder, noop, turns, until
 from tls_support import tls_contexts
 

@@ -13,8 +13,8 @@ import weakref
 import pytest
 
 import support
-from descriptor_support import outcome_of, pair, parted, run_turns
-from support import PATIENCE_S, Recorder, noop, same_as_asyncio, turns, until
+from descriptor_support import outcome_of, pair, parted
+from support import PATIENCE_S, Recorder, noop, run_turns, same_as_asyncio, turns, until
 
 
 class File:
@@ -45,7 +45,7 @@ def test_a_closed_file_is_removed_by_the_object_that_was_added(loop_factory, kin
             loop.add_reader(file, noop)
         if "w" in kinds:
             loop.add_writer(file, noop)
-        run_turns(loop, 2)
+        run_turns(loop, 4)
         file.number = None
         ours.close()
         peer.close()
@@ -63,7 +63,7 @@ def test_a_closed_socket_is_removed_by_itself(loop_factory):
     def body(loop):
         ours, peer = pair()
         loop.add_reader(ours, noop)
-        run_turns(loop, 2)
+        run_turns(loop, 4)
         ours.close()
         peer.close()
         again = outcome_of(loop.add_reader, ours, noop)
@@ -106,7 +106,7 @@ def test_a_file_is_kept_for_as_long_as_it_is_watched(loop):
         gc.collect()
         assert reference() is not None
         peer.send(b"x")
-        run_turns(loop, 3)
+        run_turns(loop, 5)
         assert trace
         with pytest.warns(ResourceWarning, match="unclosed <socket"):
             loop.remove_reader(number)

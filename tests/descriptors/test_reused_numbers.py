@@ -8,9 +8,9 @@ import socket
 import pytest
 
 import support
+from datagram_support import DatagramRecorder
 from descriptor_support import (
     OPERATIONS,
-    DatagramRecorder,
     fill,
     lend,
     operations,
@@ -18,11 +18,10 @@ from descriptor_support import (
     pair,
     parted,
     received,
-    run_turns,
     told,
     udp_socket,
 )
-from support import BufferedRecorder, Recorder, capture_contexts, noop, same_as_asyncio, turns, until
+from support import BufferedRecorder, Recorder, capture_contexts, noop, run_turns, same_as_asyncio, turns, until
 
 
 @pytest.mark.ringloop_only
@@ -35,21 +34,21 @@ def test_who_waited_for_a_closed_descriptor_hears_nothing_of_the_next_one(loop, 
     loop.add_reader(ours, trace.append, "stale reader")
     fill(ours)
     loop.add_writer(ours, trace.append, "stale writer")
-    run_turns(loop, 2)
+    run_turns(loop, 4)
     with peer, parted(way, ours) as stranger:
         number = stranger.copies[0]
         stranger.far.send(b"private")
-        run_turns(loop, 3)
+        run_turns(loop, 5)
         assert trace == []
         getattr(loop, method)(number, trace.append, "new")
-        run_turns(loop, 3)
+        run_turns(loop, 5)
         assert set(trace) == {"new"}
         assert loop.remove_reader(number) is (method == "add_reader")
         assert loop.remove_writer(number) is (method == "add_writer")
         while received(peer):
             pass
         trace.clear()
-        run_turns(loop, 3)
+        run_turns(loop, 5)
         assert trace == []
 
 

@@ -25,8 +25,7 @@ def start(program, *arguments, environment=None, **options):
     return subprocess.Popen(
         [sys.executable, "-X", "dev", FOLDER / program, *arguments],
         env={**os.environ, "PYTHONPATH": "", **(environment or {})},
-        # A shell starts background jobs with SIGINT ignored, and a child inherits that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=support.restore_interrupts,
         **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options},
     )
 

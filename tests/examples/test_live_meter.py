@@ -27,8 +27,7 @@ def start(*arguments, **options):
     return subprocess.Popen(
         [sys.executable, "-X", "dev", PROGRAM, "--interval", "0.05", "--connections", "3", *arguments],
         env={**os.environ, "PYTHONASYNCIODEBUG": "0"},
-        # A shell starts background jobs with SIGINT ignored, and a child inherits that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=support.restore_interrupts,
         **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
     )
 

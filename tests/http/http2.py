@@ -30,7 +30,7 @@ def get(stream, flags=END_STREAM | END_HEADERS, path=b"/"):
 class Server(serving.Server):
     """An application that is served with prior knowledge of HTTP/2, by ringloop or by hypercorn."""
 
-    def make_uvicorn(self):
+    def make_control(self):
         """hypercorn's protocol, in place of uvicorn's."""
         pytest.importorskip("hypercorn", reason="make test-applications installs the control")
         from hypercorn.app_wrappers import ASGIWrapper

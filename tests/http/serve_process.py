@@ -23,7 +23,7 @@ RINGLOOP = [sys.executable, "-m", "ringloop"]
 RUNNING = re.compile(r"Ringloop running on (\S+) \(Press|Ringloop running on (?:unix )?socket (\S+) \(Press")
 
 
-class Program:
+class ServeProcess:
     """A running `ringloop serve`, and what it writes."""
 
     def __init__(self, arm, *arguments, env=None, cwd=FOLDER, command=None, **options):
@@ -43,8 +43,7 @@ class Program:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            # Whoever runs the tests in the background has the interrupt ignored, which children inherit.
-            preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+            preexec_fn=support.restore_interrupts,
             **options,
         )
         self._lines = []
@@ -156,10 +155,10 @@ class Program:
 
 @contextlib.contextmanager
 def serving(arm, *arguments, **options):
-    """A `Program` for the length of the context, on a free port unless the arguments say another place."""
+    """A `ServeProcess` for the length of the context, on a free port unless the arguments say another place."""
     if not {"--uds", "--fd", "--port"}.intersection(arguments) and not options.get("command"):
         arguments = (*arguments, "--port", "0")
-    program = Program(arm, *arguments, **options)
+    program = ServeProcess(arm, *arguments, **options)
     try:
         yield program
     except BaseException:

@@ -33,7 +33,7 @@ class Server:
         self.service = _core.HttpService(asyncio.get_running_loop(), self.application, **settings)
         return self.service.protocol
 
-    def make_uvicorn(self):
+    def make_control(self):
         """uvicorn's protocol, with the same settings."""
         uvicorn = pytest.importorskip("uvicorn", reason="make test-applications installs the control")
         pytest.importorskip("httptools", reason="make test-applications installs the control")
@@ -72,7 +72,7 @@ class Server:
 
     async def __aenter__(self):
         loop = asyncio.get_running_loop()
-        protocol = self.make_uvicorn() if self.arm == "asyncio" else self.make_service()
+        protocol = self.make_control() if self.arm == "asyncio" else self.make_service()
         self.listener = await loop.create_server(protocol, support.HOST, 0, **self.listening())
         self.port = self.listener.sockets[0].getsockname()[1]
         return self
