@@ -167,6 +167,21 @@ def open_descriptors():
     return found
 
 
+def count_objects_from_here(kind=object):
+    """A function that counts the objects of a kind that were made since, and that the garbage collector knows.
+
+    Those from before are the process's. They are frozen: neither counted nor collected from now on.
+    """
+    gc.collect()
+    gc.freeze()
+
+    def count():
+        gc.collect()
+        return sum(issubclass(type(it), kind) for it in gc.get_objects())
+
+    return count
+
+
 @contextlib.contextmanager
 def descriptors_left(count):
     """Let the process open only so many more descriptors. Their numbers may have gaps: a shell may pass on a high one."""
@@ -216,6 +231,56 @@ async def turns(count):
     """Let the loop make this many turns."""
     for _ in range(count):
         await asyncio.sleep(0)
+
+
+async def looks(count=3):
+    """Let the loop look at the kernel this many times: whoever listens has heard then of all that had arrived before.
+
+    Each look is for a byte that is sent over a connection of its own, behind what others had sent. This is for what must not
+    happen, or may have happened already; for what must happen there is `until`.
+    """
+    loop = asyncio.get_running_loop()
+    ours, peer = tcp_pair()
+    with ours, peer:
+        for _ in range(count):
+            heard = loop.create_future()
+            loop.add_reader(ours, heard.set_result, None)
+            peer.send(b"x")
+            await heard
+            loop.remove_reader(ours)
+            ours.recv(1)
+
+
+async def standstill(value):
+    """Wait until `value()` stays the same however often the loop looks at the kernel; return it."""
+    while True:
+        before = value()
+        await looks(20)
+        if value() == before:
+            return before
+
+
+def until_waiting(thread):
+    """Wait until another thread waits in the kernel for anything but a lock, as an idle loop does.
+
+    A system that does not say which call a thread is in, only that it sleeps, may let the caller go on earlier.
+    """
+    deadline = time.monotonic() + PATIENCE_S
+    while not _waits(thread.native_id):
+        assert time.monotonic() < deadline, f"{thread} never waited"
+        time.sleep(0.001)
+
+
+def _waits(native_id):
+    task = pathlib.Path("/proc/self/task", str(native_id))
+    if task.joinpath("stat").read_text().rpartition(")")[2].split()[0] != "S":
+        return False
+    try:
+        call = task.joinpath("syscall").read_text().split()[0]
+    except OSError:
+        return True
+    # futex(2) on x86-64 and aarch64: the GIL.
+    return call not in ("running", "202" if os.uname().machine == "x86_64" else "98")
 
 
 async def until(condition, what="the condition"):

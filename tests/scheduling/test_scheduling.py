@@ -13,7 +13,16 @@ import weakref
 
 import pytest
 
-from support import BackgroundThread, Strange, capture_contexts, noop, run_turns, same_as_asyncio, skip_unless
+from support import (
+    BackgroundThread,
+    Strange,
+    capture_contexts,
+    noop,
+    run_turns,
+    same_as_asyncio,
+    skip_unless,
+    until_waiting,
+)
 
 # Order
 
@@ -151,7 +160,7 @@ def test_io_precedes_timers_after_a_long_callback(loop):
         writer.send(b"x")
         # Begun here, or it might be due before the socket is readable.
         loop.call_later(0.01, lambda: (trace.append("timer"), loop.stop()))
-        time.sleep(0.02)
+        time.sleep(0.02)  # Until the timer is due: the loop must meet both at once.
 
     with reader, writer:
         loop.add_reader(reader, lambda: (trace.append("io"), loop.remove_reader(reader)))
@@ -173,7 +182,7 @@ def test_call_soon_threadsafe_wakes_a_sleeping_loop(loop):
     trace = []
 
     def wake():
-        time.sleep(0.05)
+        until_waiting(threading.main_thread())
         loop.call_soon_threadsafe(lambda: (trace.append(threading.get_ident()), loop.stop()))
 
     thread = BackgroundThread(wake)

@@ -291,7 +291,7 @@ def test_gather_hands_over_exceptions(loop):
 
 def test_wait_for(loop):
     async def main():
-        assert await asyncio.wait_for(answer(), 10) == 42
+        assert await asyncio.wait_for(answer(), PATIENCE_S) == 42
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(loop.create_future(), 0.001)
         with pytest.raises(TimeoutError):
@@ -306,7 +306,7 @@ def test_timeout(loop):
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.001):
                 await asyncio.sleep(10)
-        async with asyncio.timeout(10) as scope:
+        async with asyncio.timeout(PATIENCE_S) as scope:
             await asyncio.sleep(0)
         assert not scope.expired()
         with pytest.raises(TimeoutError):
@@ -385,7 +385,7 @@ def test_a_task_cancelled_before_it_starts_never_runs(loop):
 def test_shield_and_uncancel(loop):
     async def main():
         inner = asyncio.ensure_future(asyncio.sleep(0.001, "inner"))
-        outer = asyncio.ensure_future(asyncio.wait_for(asyncio.shield(inner), 10))
+        outer = asyncio.ensure_future(asyncio.wait_for(asyncio.shield(inner), PATIENCE_S))
         await asyncio.sleep(0)
         outer.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from support import HOST, PATIENCE_S, has_ipv6, run_child, same_as_asyncio
+from support import HOST, PATIENCE_S, has_ipv6, run_child, same_as_asyncio, until
 
 
 def resolver_threads():
@@ -153,7 +153,7 @@ def test_literals_need_no_thread(loop):
 
 
 def test_connecting_to_and_listening_on_literals_needs_no_thread(loop):
-    before = resolver_threads()
+    before = set(resolver_threads())
 
     async def main():
         server = await loop.create_server(asyncio.Protocol, HOST, 0)
@@ -169,10 +169,9 @@ def test_connecting_to_and_listening_on_literals_needs_no_thread(loop):
             transport.close()
             server.close()
             await server.wait_closed()
-        await asyncio.sleep(0.01)
-        return resolver_threads()
+        return set(resolver_threads()) - before
 
-    assert loop.run_until_complete(main()) == before
+    assert loop.run_until_complete(main()) == set()
 
 
 def test_names_are_resolved_in_the_default_executor(loop, monkeypatch):
@@ -191,9 +190,10 @@ def test_names_are_resolved_in_the_default_executor(loop, monkeypatch):
 
 
 def test_the_loop_turns_while_a_name_is_resolved(loop, monkeypatch):
-    release = threading.Event()
+    begun, release = threading.Event(), threading.Event()
 
     def getaddrinfo(*_arguments, **_options):
+        begun.set()
         assert release.wait(PATIENCE_S)
         return stream_info(HOST, 80)
 
@@ -201,7 +201,7 @@ def test_the_loop_turns_while_a_name_is_resolved(loop, monkeypatch):
 
     async def main():
         task = loop.create_task(loop.getaddrinfo("name.invalid", 80))
-        await asyncio.sleep(0.005)
+        await until(begun.is_set)
         assert not task.done()
         release.set()
         return await task

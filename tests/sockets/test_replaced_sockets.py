@@ -316,7 +316,7 @@ def test_methods_replaced_before_the_import(arm):
             await reader.read()
             writer.close()
             server.close()
-            await asyncio.sleep(0.01)
+            await support.looks()
             print(sorted(set(called)))
 
         with asyncio.Runner(loop_factory=new_loop) as runner:

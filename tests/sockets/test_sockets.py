@@ -18,6 +18,7 @@ from support import (
     Recorder,
     attach,
     capture_contexts,
+    looks,
     noop,
     receive_exactly,
     reset,
@@ -632,7 +633,7 @@ def test_a_cancelled_connect(loop):
         for client in clients:
             client.setblocking(False)
         tasks = [loop.create_task(loop.sock_connect(client, silent.getsockname())) for client in clients]
-        await asyncio.sleep(0.01)
+        await looks()
         assert not all(task.done() for task in tasks)
         for task in tasks:
             task.cancel()

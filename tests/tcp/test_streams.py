@@ -11,11 +11,13 @@ from support import (
     Recorder,
     capture_contexts,
     keep_receive_buffer_small,
+    looks,
     receive_all,
     receive_exactly,
     reset,
     run_child,
     skip_unless,
+    standstill,
     tcp_pair,
     turns,
     until,
@@ -145,8 +147,8 @@ async def test_readuntil(loop, reader, writer, peer):
 async def test_a_separator_that_arrives_in_two_pieces(loop, reader, writer, peer):
     pending = asyncio.ensure_future(reader.readuntil(b"\r\n"))
     for piece in (b"head\r", b"er\r", b"\nrest"):
-        await asyncio.sleep(0.002)
         peer.send(piece)
+        await looks()
     assert await pending == b"head\rer\r\n"
     assert await reader.read(100) == b"rest"
 
@@ -205,7 +207,7 @@ def test_a_slow_reader_holds_the_sender_back(loop):
     async def main():
         async with stream(loop, limit=1 << 16) as (reader, writer, peer):
             sender = loop.create_task(loop.sock_sendall(peer, bytes(amount)))
-            await asyncio.sleep(0.05)
+            await standstill(lambda: len(reader._buffer))
             assert not sender.done()
             assert len(reader._buffer) < amount // 4
             received = 0
@@ -240,7 +242,7 @@ async def test_a_cancelled_read_loses_nothing(loop, reader, writer, peer):
         await asyncio.wait_for(reader.readexactly(10), 0.001)
     pending = asyncio.ensure_future(reader.readexactly(10))
     peer.send(b"12345")
-    await asyncio.sleep(0.01)
+    await until(lambda: reader._buffer == b"12345")
     pending.cancel()
     await turns(2)
     peer.send(b"67890")
@@ -436,7 +438,7 @@ async def test_drain_waits_while_the_transport_is_full(loop, reader, writer, pee
     writer.write(bytes(amount))
     draining = asyncio.ensure_future(writer.drain())
     second = asyncio.ensure_future(writer.drain())
-    await asyncio.sleep(0.02)
+    await standstill(writer.transport.get_write_buffer_size)
     assert not draining.done() and not second.done()
     await receive_exactly(loop, peer, amount)
     await draining
@@ -572,12 +574,12 @@ def test_a_handler_that_fails_is_reported_and_its_connection_closed(loop):
 
 
 def test_a_handler_whose_client_is_gone(loop):
-    ended = []
+    begun, ended = [], []
 
     async def handle(reader, writer):
         try:
-            while await reader.read(100):
-                pass
+            while data := await reader.read(100):
+                begun.append(data)
         except ConnectionResetError as error:
             ended.append(type(error))
         else:
@@ -592,7 +594,7 @@ def test_a_handler_whose_client_is_gone(loop):
             for how in (socket.socket.close, reset):
                 client = socket.create_connection(server.sockets[0].getsockname())
                 client.send(b"x")
-                await asyncio.sleep(0.01)
+                await until(lambda how=how: len(begun) == 1 + (how is reset))
                 how(client)
                 await until(lambda how=how: len(ended) == 1 + (how is reset))
 

@@ -1,11 +1,10 @@
 """Closing and aborting a TCP transport."""
 
-import asyncio
-
 from support import (
     PATIENCE_S,
     Recorder,
     attach,
+    looks,
     receive_all,
     turns,
     until,
@@ -38,7 +37,7 @@ def test_close_sends_fin_at_once(loop):
     async def main():
         protocol = Recorder()
         transport, peer = await attach(loop, protocol)
-        await asyncio.sleep(0.01)
+        await looks()
         with peer:
             transport.close()
             assert not protocol.lost, "connection_lost comes in a later turn"

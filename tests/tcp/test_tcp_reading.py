@@ -1,12 +1,12 @@
 """Reading from a TCP transport: pausing, resuming, and what stays unread."""
 
-import asyncio
 import contextlib
 
 from support import (
     BufferedRecorder,
     Recorder,
     attach,
+    looks,
     same_as_asyncio,
     tcp_pair,
     turns,
@@ -26,7 +26,7 @@ def test_pause_and_resume_reading(loop, kind):
             transport.pause_reading()
             assert not transport.is_reading()
             peer.send(b"waits")
-            await asyncio.sleep(0.02)
+            await looks()
             assert not protocol.data
             transport.resume_reading()
             transport.resume_reading()
@@ -52,7 +52,7 @@ def test_reading_may_be_paused_before_it_begins(loop):
 
     async def main():
         transport, protocol = await loop.connect_accepted_socket(Pauses, ours)
-        await asyncio.sleep(0.01)
+        await looks()
         assert not protocol.data
         transport.resume_reading()
         await until(lambda: protocol.data == b"early")
@@ -95,7 +95,7 @@ def test_what_stays_unread_is_read_after_resuming(loop):
             await until(lambda: len(protocol.data) >= 1000)
             transport.pause_reading()
             seen = len(protocol.data)
-            await asyncio.sleep(0.01)
+            await looks()
             assert len(protocol.data) == seen
             transport.resume_reading()
             await until(lambda: len(protocol.data) == 10_000)
@@ -135,7 +135,7 @@ def test_the_end_is_not_seen_while_reading_is_paused(loop):
         transport.pause_reading()
         peer.send(b"last words")
         peer.close()
-        await asyncio.sleep(0.02)
+        await looks()
         assert protocol.names == ["connection_made"]
         transport.resume_reading()
         await until(lambda: protocol.lost)
