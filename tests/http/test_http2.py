@@ -534,8 +534,7 @@ def test_a_lost_connection(arm, loop, way):
                 client.reset()
             else:
                 client.writer.close()
-            while len(ended) < 3:
-                await asyncio.sleep(0.01)
+            await support.until(lambda: len(ended) >= 3)
             assert sorted(ended) == ["/1", "/2", "/3"]
 
     run(loop, test())
@@ -590,8 +589,7 @@ def test_send_waits_for_room(arm, loop, limit):
                 client.flush()
             stream = client.ask()
             await client.until(lambda: len(client.streams[stream].body) == 65535)
-            for _ in range(10):
-                await asyncio.sleep(0.001)
+            await support.standstill(lambda: len(sent))
             assert 3 <= len(sent) < 20
             client.gives_room = True
             client.h2.increment_flow_control_window(1 << 20, None if limit == "connection" else stream)
@@ -630,11 +628,7 @@ def test_send_waits_for_a_client_that_does_not_read(arm, loop):
             client.h2.increment_flow_control_window(big - 65535)
             client.gives_room = False
             stream = client.ask()
-            count = -1
-            while count != len(sent):
-                count = len(sent)
-                await asyncio.sleep(0.2)
-            assert count < 300
+            assert await support.standstill(lambda: len(sent)) < 300
             assert len((await client.response(stream)).body) == 300 * 65536
             await goes_on.wait()
 
@@ -682,7 +676,7 @@ def test_each_head_has_a_deadline_of_its_own(arm, loop):
                 before = server.service.requests
                 client.write(head[12:] + following[:12])
                 while server.service.requests == before and not rest.done():
-                    await asyncio.sleep(0.01)
+                    await asyncio.sleep(0.001)
                 slowest = max(slowest, loop.time() - begun)
                 if rest.done():
                     break
@@ -849,13 +843,12 @@ def test_a_client_that_reads_late_gets_all(arm, loop, end):
                 streams = [client.ask() for _ in range(count)]
                 del client.write
                 client.write(b"".join(pieces))
-                while server.service.requests < count:
-                    await asyncio.sleep(0.01)
+                await support.until(lambda: server.service.requests >= count)
                 assert server.service.active == 0
                 if end == "shutdown":
                     server.service.shut_down()
-                # More than a client is given for its first request while the server shuts down.
-                await asyncio.sleep(1.5)
+                # Longer than its time: as an idle connection's, or as a client's for its first request in a shutdown (a second).
+                await asyncio.sleep({"idle": 0.5, "shutdown": 1.5}[end])
                 client.reader._transport.resume_reading()
                 for stream in streams:
                     found = await client.response(stream)
@@ -971,8 +964,7 @@ def test_shutting_down_with_a_client_that_says_nothing(arm, loop):
         async with Server(arm, text(b"x")) as server, server.client() as client, server.client() as silent:
             client.write(PREFACE + frame(SETTINGS) + get(1))
             silent.write(PREFACE[:10])
-            while server.service.requests < 1 or server.service.connections < 2:
-                await asyncio.sleep(0.01)
+            await support.until(lambda: server.service.requests >= 1 and server.service.connections >= 2)
             server.service.shut_down()
             # Neither acknowledges anything.
             await client.rest()
@@ -1113,20 +1105,17 @@ def test_cycles_are_collected(arm, new_loop, phase):
             async with server.http2() as client:
                 client.gives_room = False
                 stream = client.ask(method="POST", body=b"x", ends=phase != "receiving")
-                while not seen:
-                    await asyncio.sleep(0.01)
+                await support.until(lambda: seen)
                 if phase == "reset":
                     client.reset_stream(stream)
                 elif phase == "answered":
                     await client.response(stream)
                     # The connection remembers the last head, but no scope.
                 if phase in ("answered", "reset"):
-                    while server.service.active:
-                        await asyncio.sleep(0.01)
+                    await support.until(lambda: not server.service.active)
                     gc.collect()
                     assert seen[0]() is None, "while the connection is open"
-            while server.service.active or server.service.connections:
-                await asyncio.sleep(0.01)
+            await support.until(lambda: not (server.service.active or server.service.connections))
         gc.collect()
         assert not [ref for ref in seen if ref()]
 
@@ -1150,16 +1139,14 @@ def test_nothing_grows_with_requests(arm, loop):
                     await client.get(method="POST", body=b"x")
                     client.reset_stream(client.ask("/wait"))
                 client.streams.clear()
-                while server.service.active:
-                    await asyncio.sleep(0.01)
+                await support.until(lambda: not server.service.active)
 
             for _ in range(2):
                 await round_of_requests()
-            gc.collect()
-            before = len(gc.get_objects())
+            count = support.count_objects_from_here()
+            before = count()
             for _ in range(4):
                 await round_of_requests()
-            gc.collect()
-            assert len(gc.get_objects()) - before < 100
+            assert count() - before < 100
 
     run(loop, test())

@@ -6,6 +6,7 @@ import tracemalloc
 
 import pytest
 
+import support
 from http2 import (
     CONTINUATION,
     DATA,
@@ -103,8 +104,7 @@ def test_a_flood_ends_its_connection(arm, loop, flood):
             async with server.client() as client:
                 client.write(START)
                 await pour(client, flood())
-                while server.service.connections:
-                    await asyncio.sleep(0.01)
+                await support.until(lambda: not server.service.connections)
                 assert server.service.requests <= 1
             async with server.http2() as other:
                 assert (await other.get(method="POST", body=b"x")).body == b"ok"
@@ -141,8 +141,7 @@ def test_resets_after_the_start(arm, loop, reads):
                     await client.writer.drain()
                     if not server.service.connections:
                         break
-            while server.service.connections or server.service.active:
-                await asyncio.sleep(0.01)
+            await support.until(lambda: not (server.service.connections or server.service.active))
             if reading is not None:
                 await asyncio.wait([reading])
                 reading.exception()
@@ -155,10 +154,14 @@ def test_resets_after_the_start(arm, loop, reads):
 def test_answers_that_are_not_read_are_bounded(arm, loop):
     """A client that asks for much, gives room for it and doesn't read."""
 
+    sent = 0
+
     async def application(scope, receive, send):
+        nonlocal sent
         await send({"type": "http.response.start", "status": 200})
         for _ in range(1000):
             await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
+            sent += 1
 
     async def test():
         async with Server(arm, application) as server, server.client() as client:
@@ -167,14 +170,15 @@ def test_answers_that_are_not_read_are_bounded(arm, loop):
             client.write(frame(WINDOW_UPDATE, 0, 0, b"\x7f\xff\0\0"))
             for stream in range(1, 201, 2):
                 client.write(get(stream))
-            while server.service.requests < 100:
-                await asyncio.sleep(0.01)
+            await support.until(lambda: server.service.requests >= 100)
             tracemalloc.start()
-            await asyncio.sleep(0.3)
-            _, peak = tracemalloc.get_traced_memory()
-            tracemalloc.stop()
+            try:
+                await support.standstill(lambda: sent)
+                messages = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, __file__)])
+            finally:
+                tracemalloc.stop()
             # One message for each stream at most.
-            assert peak < 100 * 65536 * 2
+            assert sum(trace.size for trace in messages.traces) < 100 * 65536 * 2
             client.reset()
 
     run(loop, test())
@@ -188,8 +192,7 @@ def test_a_window_of_one_byte_at_a_time(arm, loop):
             client.write(PREFACE + frame(SETTINGS, 0, 0, b"\0\4\0\0\0\1") + get(1))
             reading = asyncio.ensure_future(client.rest())
             await pour(client, forever(frame(WINDOW_UPDATE, 0, 1, b"\0\0\0\1")))
-            while server.service.connections:
-                await asyncio.sleep(0.01)
+            await support.until(lambda: not server.service.connections)
             await asyncio.wait([reading])
             reading.exception()
 

@@ -6,16 +6,12 @@ import time
 
 import pytest
 
+import support
 from serving import Server, answer, run, text
 from test_http1 import GET
 from test_pathsend import FileServer
 
 pytestmark = pytest.mark.ringloop_only
-
-
-async def until(condition):
-    while not condition():
-        await asyncio.sleep(0.01)
 
 
 def lists_with(marker):
@@ -38,7 +34,7 @@ def test_an_idle_connection_forgets_its_last_head_and_is_served_all_the_same(arm
             for _ in range(2):
                 client.write(2 * marked(b"idle"))
                 assert [(await client.response())[2] for _ in range(2)] == [b"hello", b"hello"]
-                await until(lambda: not lists_with(b"idle"))
+                await support.until(lambda: not lists_with(b"idle"))
                 assert server.service.connections == 1
 
     run(loop, test())
@@ -48,7 +44,7 @@ def test_a_connection_that_is_used_keeps_its_last_head(arm, loop):
     """Also one that waits for the rest of a head, or for its application."""
 
     async def application(scope, receive, send):
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.5)  # Twice as long as an idle connection keeps its head.
         answered.append(loop.time())
         await answer(send)
 
@@ -115,7 +111,7 @@ def test_a_request_that_has_arrived_when_its_time_is_over_is_served(arm, loop):
             # From here to the loop's next look the request arrives, and the deadline expires.
             sock = client.writer.get_extra_info("socket")._sock
             sock.send(GET)
-            time.sleep(0.01)
+            time.sleep(0.01)  # Until it has expired: the loop must meet both at once.
             assert (await client.response())[2] == b"hello"
             assert await client.rest() == b""
 
@@ -234,7 +230,7 @@ def test_a_client_that_never_stops_is_ended(arm, loop):
                     client.write(1000 * b"x")
                     await client.writer.drain()
                     await asyncio.sleep(0.01)
-            await until(lambda: server.service.connections == 0)
+            await support.until(lambda: server.service.connections == 0)
 
     run(loop, test())
 

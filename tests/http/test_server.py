@@ -229,7 +229,7 @@ def test_a_handshake_that_does_not_end_delays_the_end_for_a_moment(loop):
             since = loop.time()
             server.should_exit = True
             await task
-            assert 0.9 < loop.time() - since < support.PATIENCE_S
+            assert loop.time() - since > 0.9
 
     loop.run_until_complete(main())
 

@@ -592,16 +592,28 @@ def test_a_deadline_for_a_body_ends_with_the_wait_for_it(arm, loop):
 
 
 def test_an_application_may_take_its_time(arm, loop):
+    timeout = 0.1
+
     async def application(scope, receive, send):
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(3 * timeout)
         assert (await body_of(receive))[0] == b"hello world"
         await answer(send, b"ok")
 
-    async def test():
-        settings = dict.fromkeys(("timeout_keep_alive", "timeout_head", "timeout_body"), 0.1)
-        async with Server(arm, application, **settings) as server, server.client() as client:
+    async def attempt(server):
+        """Whether the request was in time; this process may have stood still before it was sent."""
+        begun = loop.time()
+        async with server.client() as client:
             client.write(SIZED)
-            assert (await client.response())[2] == b"ok"
+            took = loop.time() - begun
+            answered = (await client.rest()).endswith(b"ok")
+        assert answered or took > timeout / 2
+        return answered
+
+    async def test():
+        settings = dict.fromkeys(("timeout_keep_alive", "timeout_head", "timeout_body"), timeout)
+        async with Server(arm, application, **settings) as server:
+            while not await attempt(server):
+                pass
 
     run(loop, test())
 
@@ -622,8 +634,7 @@ def test_a_peer_that_does_not_read(arm, loop, ends):
             client.writer.transport.pause_reading()
             client.write(GET)
             await over.wait()
-            while server.service.connections:
-                await asyncio.sleep(0.01)
+            await support.until(lambda: not server.service.connections)
 
     run(loop, test())
 
@@ -670,8 +681,7 @@ async def small_client(server):
 
 
 async def until_closed(server):
-    while server.service.connections or server.service.active:
-        await asyncio.sleep(0.01)
+    await support.until(lambda: not server.service.connections and not server.service.active)
 
 
 @pytest.mark.parametrize("shuts_down", [False, True])
@@ -960,19 +970,15 @@ def test_waits_that_are_given_up_leave_nothing(arm, loop):
     """Starlette's `is_disconnected` asks `receive` and gives up at once, for each part of a stream."""
 
     async def body(receive, send):
-        def count_futures():
-            gc.collect()
-            return sum(isinstance(thing, asyncio.Future) for thing in gc.get_objects())
-
         await receive()
-        before = count_futures()
+        count_futures = support.count_objects_from_here(asyncio.Future)
         for _ in range(200):
             task = asyncio.create_task(receive())
             await asyncio.sleep(0)
             task.cancel()
             await asyncio.wait({task})
         del task
-        return count_futures() - before
+        return count_futures()
 
     assert within_request(arm, loop, body) < 10
 
@@ -1068,14 +1074,14 @@ def test_nothing_grows_with_requests(arm, loop):
 
     async def test():
         async with Server(arm, application) as server, server.client() as client:
+            count = support.count_objects_from_here()
             for _ in range(3):
                 for number in range(100):
                     path = b"/slow" if number % 2 else b"/%d" % number
                     client.write(GET.replace(b"/ ", path + b" ", 1))
                     await client.response()
                 await asyncio.sleep(0)
-                gc.collect()
-                counts.append(len(gc.get_objects()))
+                counts.append(count())
 
     run(loop, test())
     assert counts[2] - counts[1] < 20
@@ -1247,12 +1253,10 @@ def test_a_deadline_that_fails_holds_up_no_other(arm, loop):
         protocols = [service.protocol() for _ in range(3)]
         for protocol in protocols:
             protocol.connection_made(FailingTransport(calls))
-        while len(calls) < 3:
-            await asyncio.sleep(0.01)
+        await support.until(lambda: len(calls) >= 3)
         later = service.protocol()
         later.connection_made(FailingTransport(calls))
-        while len(calls) < 4:
-            await asyncio.sleep(0.01)
+        await support.until(lambda: len(calls) >= 4)
         for protocol in (*protocols, later):
             protocol.connection_lost(None)
 

@@ -81,7 +81,7 @@ def test_a_client_that_leaves_with_more_than_is_read_ahead(arm, loop, caplog, co
 
     async def test():
         async with FileServer(arm, application, contexts) as server, left(server, data, says_goodbye):
-            await asyncio.sleep(0.05)
+            await support.looks(10)
             gone.set()
             await until_closed(server)
 
@@ -99,7 +99,7 @@ def test_a_body_is_complete_though_its_client_has_left(arm, loop, contexts):
 
     async def test():
         async with FileServer(arm, application, contexts) as server, left(server, POST):
-            await asyncio.sleep(0.05)
+            await support.looks(10)
             gone.set()
             await until_closed(server)
 
@@ -140,7 +140,7 @@ def test_a_client_that_leaves_before_its_websocket_is_accepted(arm, loop, contex
     async def test():
         data = HANDSHAKE % b"/" + b"\r\n" + masked(FIN | BINARY, bytes(BODY))
         async with FileServer(arm, application, contexts) as server, left(server, data):
-            await asyncio.sleep(0.05)
+            await support.looks(10)
             gone.set()
             await until_closed(server)
 
@@ -169,7 +169,7 @@ def test_a_file_is_not_read_for_a_client_that_has_left(arm, loop, contexts, tmp_
 
     async def test():
         async with FileServer(arm, application, contexts) as server, left(server, POST):
-            await asyncio.sleep(0.05)
+            await support.looks(10)
             gone.set()
             await until_closed(server)
 

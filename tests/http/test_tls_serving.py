@@ -581,7 +581,7 @@ def test_a_response_that_is_read_late_arrives_though_the_server_ends(arm, files)
             program.wait_for("sending")
             program.send(signal.SIGTERM)
             program.wait_for("Waiting for connections to close")
-            # Longer than the time that an idle connection has.
+            # Longer than the time that an idle connection has, or one that is read to its end (two seconds).
             time.sleep(3)
             # Not bytes, which would be copied each time: the server doesn't wait for a slow client without end.
             received = bytearray()

@@ -7,6 +7,7 @@ import zlib
 
 import pytest
 
+import support
 from serving import LOGGER, run
 from websocket_client import (
     BINARY,
@@ -409,7 +410,7 @@ def test_sending_to_a_client_that_has_left(arm, loop, way, kind, logged):
     async def body(receive, send):
         await receive()
         # The close frame arrives before the end of the connection.
-        await asyncio.sleep(0.01)
+        await support.looks(10)
         await send({"type": kind, "text": "to nobody"})
 
     async def act(client):
@@ -680,7 +681,7 @@ def test_pings_can_be_off(arm, loop):
     async def act(client):
         client.send("only")
         message = await client.message()
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # Longer than an answer to a ping would be waited for.
         client.write(closing(1000))
         return message, await client.closed()
 

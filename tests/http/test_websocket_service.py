@@ -37,12 +37,6 @@ pytestmark = pytest.mark.ringloop_only
 FAR_TOO_MUCH = 64 << 20
 
 
-async def settled(condition):
-    """Waits until something has become true."""
-    while not condition():
-        await asyncio.sleep(0.001)
-
-
 # -- Flow control -----------------------------------------------------------------------------------------------------
 
 
@@ -76,14 +70,14 @@ def test_many_messages_that_wait_for_room_keep_nobody_busy(arm, loop):
 
     async def test():
         async with WebSocketServer(arm, application(body)) as server, server.websocket() as client:
-            await settled(lambda: sum(task.done() for task in sending) > 1)
-            await asyncio.sleep(0.1)
+            await support.until(lambda: sum(task.done() for task in sending) > 1)
+            await support.standstill(lambda: sum(task.done() for task in sending))
             assert sum(not task.done() for task in sending) > 1100
             before = loop.metrics().callbacks
-            await asyncio.sleep(0.1)
+            await support.looks(5)
             assert loop.metrics().callbacks - before < 100
             client.reset()
-            await settled(lambda: all(task.done() for task in sending))
+            await support.until(lambda: all(task.done() for task in sending))
 
     run(loop, test())
 
@@ -102,22 +96,24 @@ def test_reading_stops_if_nothing_is_received(arm, loop, size):
         async with WebSocketServer(arm, application(body)) as server, server.websocket() as client:
             sent = 0
             # Until the sockets are full: nobody takes anything.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(0.5):
-                    while True:
-                        block = b"".join(masked(FIN | BINARY, b"%08d" % (sent + at) + bytes(size)) for at in range(100))
-                        client.write(block)
-                        sent += 100
-                        if sent * (size + 14) > FAR_TOO_MUCH:
-                            raise AssertionError("all of it was taken")
-                        await client.writer.drain()
-                        await asyncio.sleep(0)
+            draining = asyncio.ensure_future(asyncio.sleep(0))
+            while True:
+                await asyncio.sleep(0)
+                if not draining.done():
+                    await support.standstill(client.writer.transport.get_write_buffer_size)
+                    if not draining.done():
+                        break
+                block = b"".join(masked(FIN | BINARY, b"%08d" % (sent + at) + bytes(size)) for at in range(100))
+                client.write(block)
+                sent += 100
+                assert sent * (size + 14) <= FAR_TOO_MUCH, "all of it was taken"
+                draining = asyncio.ensure_future(client.writer.drain())
 
             assert not received
             begin.set()
-            await client.writer.drain()
+            await draining
             assert await client.goodbye() == 1000
-            await settled(lambda: not server.service.active)
+            await support.until(lambda: not server.service.active)
             assert received == list(range(sent))
 
     run(loop, test())
@@ -135,13 +131,9 @@ def test_sending_waits_for_the_client(arm, loop):
 
     async def test():
         async with WebSocketServer(arm, application(body)) as server, server.websocket() as client:
-            await settled(lambda: progress)
+            await support.until(lambda: progress)
             # It gets no further by itself.
-            while (before := len(progress)) < count:
-                await asyncio.sleep(0.05)
-                if len(progress) == before:
-                    break
-            assert len(progress) < count
+            assert await support.standstill(lambda: len(progress)) < count
             for number in range(count):
                 assert (await client.message())[:8] == b"%08d" % number
             assert await client.closed() == (1000, "")
@@ -151,12 +143,13 @@ def test_sending_waits_for_the_client(arm, loop):
 
 @pytest.mark.parametrize("way", ["reset", "close", "timeout"])
 def test_a_client_that_leaves_while_it_is_sent_to(arm, loop, way):
-    caught = []
+    sent, caught = [], []
 
     async def body(receive, send):
         try:
             while True:
                 await send({"type": "websocket.send", "bytes": bytes(1_000_000)})
+                sent.append(1)
         except OSError as error:
             caught.append(type(error).__name__)
             caught.append((await receive())["code"])
@@ -166,12 +159,12 @@ def test_a_client_that_leaves_while_it_is_sent_to(arm, loop, way):
         async with WebSocketServer(arm, application(body), **settings) as server, server.websocket() as client:
             client.writer.transport.pause_reading()
             if way == "reset":
-                await asyncio.sleep(0.05)
+                await support.standstill(lambda: len(sent))
                 client.reset()
             elif way == "close":
-                await asyncio.sleep(0.05)
+                await support.standstill(lambda: len(sent))
                 client.writer.transport.abort()
-            await settled(lambda: len(caught) == 2)
+            await support.until(lambda: len(caught) == 2)
             client.writer.transport.abort()
 
     run(loop, test())
@@ -220,8 +213,7 @@ def test_a_busy_application_is_no_silent_client(arm, loop):
         async with WebSocketServer(arm, application(body), **settings) as server, server.websocket() as client:
             for _ in range(10):
                 client.send("waiting")
-            for _ in range(10):
-                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)  # Long enough for pings to be due, and their answers.
             over.set()
             for _ in range(10):
                 assert await client.message() == "waiting"
@@ -251,7 +243,7 @@ def test_a_client_that_leaves_before_its_handshake_is_answered(arm, loop, way):
                 client.write(HANDSHAKE % b"/" + b"\r\n" + masked(FIN | BINARY, bytes(100_000)))
                 await begun.wait()
                 # As much as the server takes, so that it has paused reading.
-                await asyncio.sleep(0.1)
+                await support.standstill(client.writer.transport.get_write_buffer_size)
                 if way == "reset":
                     client.reset()
             gone.set()
@@ -269,7 +261,7 @@ def test_what_was_sent_before_the_answer_is_not_dropped(arm, loop, caplog):
     async def instance(scope, receive, send):
         await receive()
         with contextlib.suppress(TimeoutError):
-            seen.append(await asyncio.wait_for(receive(), 1))
+            seen.append(await asyncio.wait_for(receive(), support.PATIENCE_S))
         await send({"type": "websocket.accept"})
 
     async def test():
@@ -344,7 +336,7 @@ def test_clients_that_do_not_answer_a_shutdown(arm, loop, moment):
     async def test():
         async with WebSocketServer(arm, instance) as server, server.raw() as client:
             accepted = asyncio.ensure_future(client.shake_hands())
-            await settled(lambda: server.service.requests)
+            await support.until(lambda: server.service.requests)
             if moment != "before accepting":
                 await accepted
             server.service.shut_down()
@@ -392,7 +384,7 @@ def test_a_client_that_ends_its_side(arm, loop):
             client.send("last words")
             client.writer.write_eof()
             assert await client.rest() == b""
-            await settled(lambda: not server.service.active)
+            await support.until(lambda: not server.service.active)
 
     run(loop, test())
     assert events == [
@@ -516,7 +508,7 @@ def test_a_refused_handshake_lingers(arm, loop, method, version):
             for _ in range(10):
                 client.write(bytes(1000))
                 await client.writer.drain()
-                await asyncio.sleep(0.01)
+                await support.looks()
             return head.split(b"\r\n"), body
 
     (line, *fields), body = run(loop, test())
@@ -602,9 +594,9 @@ def test_the_end_of_tls_comes_after_messages_that_wait(arm, loop, contexts, clos
             # It has ended its side, and is answered all the same.
             with contextlib.suppress(ssl.SSLError):
                 await client.close()
-            await settled(lambda: not server.service.connections)
+            await support.until(lambda: not server.service.connections)
             begin.set()
-            await settled(lambda: not server.service.active)
+            await support.until(lambda: not server.service.active)
 
     run(loop, test())
     assert received == [*range(100), 1000 if closes else 1006]
@@ -655,7 +647,7 @@ def test_cycles_are_collected(arm, loop):
                     client.send("for the one")
                     client.send("for the other")
                     client.write(closing())
-            await settled(lambda: not server.service.active)
+            await support.until(lambda: not server.service.active)
         await asyncio.sleep(0)
 
     run(loop, test())
@@ -676,10 +668,10 @@ def test_nothing_grows(arm, loop, caplog):
                         client.send("hello")
                         await client.message()
                         await client.goodbye()
-                await settled(lambda: not server.service.connections)
-                gc.collect()
-                return len(gc.get_objects()), sys.getallocatedblocks()
+                await support.until(lambda: not server.service.connections)
+                return own_objects(), sys.getallocatedblocks()
 
+            own_objects = support.count_objects_from_here()
             await rounds(20)
             objects, blocks = await rounds(20)
             more_objects, more_blocks = await rounds(100)
