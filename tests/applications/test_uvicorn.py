@@ -274,6 +274,7 @@ def test_a_signal_ends_it_after_the_last_answer(arm, tmp_path, signal_number):
     assert "Traceback" not in output and "ResourceWarning" not in output
 
 
+@pytest.mark.exact
 def test_many_clients_at_once(server):
     def client(number):
         connection = server.connection()

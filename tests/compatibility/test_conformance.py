@@ -361,6 +361,7 @@ def test_a_writer_waits_for_room_at_a_half_closed_peer(loop):
 # Handles of other threads
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("method, answer", [("cancel", None), ("cancelled", False)])
 def test_another_thread_waits_for_the_end_of_a_run(loop_factory, method, answer):
     """From Python 3.14 on a handle of `call_soon_threadsafe` has a lock; before, nobody waits."""
@@ -395,6 +396,7 @@ def test_another_thread_waits_for_the_end_of_a_run(loop_factory, method, answer)
     assert same_as_asyncio(body, loop_factory) == [answer, has_lock, method == "cancel"]
 
 
+@pytest.mark.exact
 def test_a_callback_may_cancel_its_own_handle_of_call_soon_threadsafe(loop):
     handles, seen = [], []
 
@@ -412,6 +414,7 @@ def test_a_callback_may_cancel_its_own_handle_of_call_soon_threadsafe(loop):
 # Child processes
 
 
+@pytest.mark.exact
 @pytest.mark.ringloop_only
 def test_the_pidfd_is_closed_when_waiting_for_the_child_fails(loop, monkeypatch):
     contexts = capture_contexts(loop)
@@ -429,7 +432,7 @@ def test_the_pidfd_is_closed_when_waiting_for_the_child_fails(loop, monkeypatch)
         os.waitpid(process.pid, 0)
         process._transport._process_exited(0)
         assert await process.wait() == 0
-        assert open_descriptors() == before
+        assert not open_descriptors() - before
 
     loop.run_until_complete(main())
     assert [repr(context["exception"]) for context in contexts] == ["OSError('unexpected')"]

@@ -10,7 +10,18 @@ import tempfile
 
 import pytest
 
-from support import PATIENCE_S, BufferedRecorder, Recorder, attach, receive_all, run_child, tcp_pair, turns, until
+from support import (
+    PATIENCE_S,
+    BufferedRecorder,
+    Recorder,
+    attach,
+    looks,
+    receive_all,
+    run_child,
+    tcp_pair,
+    turns,
+    until,
+)
 
 DATA = bytes(range(256)) * 4096
 
@@ -80,7 +91,7 @@ def test_a_connection_paused_before_it_reads_is_heard_after_resume(loop):
         transport, peer = await attach(loop, protocol)
         with peer:
             await loop.sock_sendall(peer, b"hello")
-            await asyncio.sleep(0.01)
+            await looks()
             assert protocol.data == b""
             transport.resume_reading()
             await until(lambda: protocol.data == b"hello")
@@ -103,7 +114,7 @@ def test_a_pending_receive_never_reads_from_the_next_socket_with_its_number(loop
             for sock in (second, second_peer):
                 await loop.sock_sendall(sock, b"secret")
             first_peer.close()
-            await asyncio.wait([pending], timeout=0.05)
+            await looks(10)
             if pending.done():
                 assert isinstance(pending.exception(), OSError)
             pending.cancel()
@@ -166,7 +177,7 @@ def test_a_sent_bytearray_cannot_be_resized_while_it_waits(loop):
         with here, there:
             data = bytearray(8 << 20)
             sending = asyncio.ensure_future(loop.sock_sendall(here, data))
-            await asyncio.sleep(0.01)
+            await looks()
             with pytest.raises(BufferError):
                 data.clear()
             received = 0

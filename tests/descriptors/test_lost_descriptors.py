@@ -34,6 +34,8 @@ from descriptor_support import (
 from support import BufferedRecorder, Recorder, capture_contexts, noop, same_as_asyncio, turns, until
 from tls_support import tls_contexts
 
+pytestmark = pytest.mark.exact
+
 WAYS = ("closed", "closed and reused", "closed, kept and reused", "detached", "detached and reused", "exchanged")
 
 

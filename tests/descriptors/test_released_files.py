@@ -5,7 +5,7 @@ import asyncio
 import contextlib
 import socket
 import struct
-import time
+import threading
 
 import pytest
 
@@ -14,6 +14,8 @@ from datagram_support import DatagramRecorder
 from descriptor_support import OPERATIONS, fill, operations, pair, received, udp_socket
 from support import PATIENCE_S, Recorder, noop, turns, until
 from tls_support import tls_contexts
+
+pytestmark = pytest.mark.exact
 
 
 def listening(loop, sock):
@@ -69,7 +71,7 @@ def test_a_watched_socket_that_another_thread_closes_while_the_loop_waits(loop):
         loop.remove_reader(number)
 
     def end():
-        time.sleep(0.02)  # So that the loop is likely to wait.
+        support.until_waiting(threading.main_thread())
         ours.close()
         heard.append(heard_by(peer))
 

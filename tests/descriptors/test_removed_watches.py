@@ -7,7 +7,6 @@ import os
 import socket
 import tempfile
 import threading
-import time
 import weakref
 
 import pytest
@@ -15,6 +14,8 @@ import pytest
 import support
 from descriptor_support import outcome_of, pair, parted
 from support import PATIENCE_S, Recorder, noop, run_turns, same_as_asyncio, turns, until
+
+pytestmark = pytest.mark.exact
 
 
 class File:
@@ -160,10 +161,10 @@ def test_the_descriptor_of_a_socket_is_read_as_its_method_tells_it():
 
 
 def in_another_thread(function, *arguments):
-    """Call a function in another thread, when the loop is likely to wait; wait for its result in this one's loop."""
+    """Call a function in another thread, when the loop waits; wait for its result in this one's loop."""
 
     def later():
-        time.sleep(0.01)
+        support.until_waiting(threading.main_thread())
         return outcome_of(function, *arguments)
 
     return asyncio.to_thread(later)
@@ -182,7 +183,8 @@ def test_another_thread_adds_and_removes_while_the_loop_waits(loop):
         trace.clear()
         assert await in_another_thread(loop.add_writer, ours, trace.append, "write") is None
         await until(lambda: trace)
-        assert await in_another_thread(loop.remove_writer, ours) is True
+        # The socket can be written to, so that the loop does not wait.
+        assert await asyncio.to_thread(loop.remove_writer, ours) is True
 
     async def main():
         ours, peer = pair()
@@ -196,6 +198,10 @@ def test_another_thread_adds_and_removes_while_the_loop_waits(loop):
 def test_what_another_thread_adds_ends_the_wait_of_a_loop_that_has_nothing_else_to_do(loop):
     """Nothing but the descriptor itself wakes it: neither a timer nor a callback from that thread."""
 
+    def when_it_waits(function, *arguments):
+        support.until_waiting(threading.main_thread())
+        function(*arguments)
+
     async def main():
         event = asyncio.Event()
 
@@ -207,16 +213,16 @@ def test_what_another_thread_adds_ends_the_wait_of_a_loop_that_has_nothing_else_
         own = threading.get_ident()
         reading, writing = os.pipe()
         os.write(writing, b"x")
-        thread = support.BackgroundThread(lambda: (time.sleep(0.02), loop.add_reader(reading, ready)))
+        thread = support.BackgroundThread(when_it_waits, loop.add_reader, reading, ready)
         await event.wait()
         thread.result()
-        thread = support.BackgroundThread(lambda: (time.sleep(0.02), loop.add_writer(writing, written)))
         event.clear()
 
         def written():
             loop.remove_writer(writing)
             event.set()
 
+        thread = support.BackgroundThread(when_it_waits, loop.add_writer, writing, written)
         await event.wait()
         thread.result()
         os.close(reading)

@@ -23,6 +23,8 @@ from descriptor_support import (
 )
 from support import BufferedRecorder, Recorder, capture_contexts, noop, run_turns, same_as_asyncio, turns, until
 
+pytestmark = pytest.mark.exact
+
 
 @pytest.mark.ringloop_only
 @pytest.mark.parametrize("way", ["closed and reused", "closed, kept and reused"])

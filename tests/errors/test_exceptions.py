@@ -11,6 +11,7 @@ import weakref
 import pytest
 
 from support import (
+    PATIENCE_S,
     BufferedRecorder,
     Oops,
     Recorder,
@@ -266,7 +267,7 @@ def test_an_exit_from_a_protocol_callback_leaves_the_loop(loop, name, kind):
         if not hang_up:
             peer.send(b"x")
         peer.shutdown(socket.SHUT_WR)
-        await asyncio.sleep(20)
+        await asyncio.sleep(PATIENCE_S)
 
     with pytest.raises(kind, match="out"):
         loop.run_until_complete(main())
@@ -456,7 +457,7 @@ def test_a_server_factory_that_exits_leaves_the_loop(loop, kind):
         server = await loop.create_server(factory, "127.0.0.1", 0)
         with socket.create_connection(server.sockets[0].getsockname()):
             try:
-                await asyncio.sleep(20)
+                await asyncio.sleep(PATIENCE_S)
             finally:
                 server.close()
 
@@ -799,7 +800,7 @@ def test_memory_errors_and_odd_exceptions_do_not_abort_the_process(arm):
                 writer.close()
             server.close()
             await server.wait_closed()
-            await asyncio.sleep(0.01)
+            await support.until(lambda: len(told) == 10)
 
         loop.run_until_complete(main())
         loop.close()

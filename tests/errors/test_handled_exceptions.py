@@ -155,7 +155,7 @@ async def reader_and_writer(loop, journal):
 async def signal_handler(loop, journal):
     loop.add_signal_handler(signal.SIGUSR1, fail)
     os.kill(os.getpid(), signal.SIGUSR1)
-    await asyncio.sleep(0.01)
+    await support.looks()
     loop.remove_signal_handler(signal.SIGUSR1)
 
 

@@ -11,6 +11,8 @@ import pytest
 
 from support import run_child
 
+pytestmark = pytest.mark.exact
+
 SCENARIOS = {
     "streams": """
         async def body():

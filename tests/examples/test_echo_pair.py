@@ -332,7 +332,7 @@ def test_ctrl_c_ends_the_client():
 def test_a_long_bench_shows_its_progress_on_a_terminal():
     def behave(connection):
         while message := connection.recv(5):
-            time.sleep(0.1)
+            time.sleep(0.1)  # The client shows its progress once it has taken a while.
             connection.sendall(message)
 
     ours, terminal = pty.openpty()

@@ -276,6 +276,7 @@ def source(kind, path, content):
     return near
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("kind", ["path", "pipe"])
 def test_the_lines_of_a_text_file_are_not_in_memory_a_second_time(run, tmp_path, kind):
     line = "x" * 999 + "\n"
@@ -628,6 +629,7 @@ def test_a_file_that_is_unclosed_when_the_interpreter_exits_is_flushed(arm, tmp_
     assert [path.read_bytes() for path in paths] == [b"text", b"bytes"]
 
 
+@pytest.mark.exact
 def test_an_unclosed_file_is_closed_when_the_operation_in_progress_is_over(run, tmp_path):
     path, other_path = tmp_path / "file", tmp_path / "other"
     path.touch()

@@ -1122,6 +1122,7 @@ def test_cycles_are_collected(arm, new_loop, phase):
     run(new_loop(), test())
 
 
+@pytest.mark.exact
 @OWN
 def test_nothing_grows_with_requests(arm, loop):
     async def application(scope, receive, send):

@@ -151,6 +151,7 @@ def test_resets_after_the_start(arm, loop, reads):
     run(loop, test())
 
 
+@pytest.mark.exact
 def test_answers_that_are_not_read_are_bounded(arm, loop):
     """A client that asks for much, gives room for it and doesn't read."""
 

@@ -23,6 +23,7 @@ def marked(marker):
     return b"GET / HTTP/1.1\r\nHost: a\r\nX-Marker: " + marker + b"\r\n\r\n"
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("keep_alive", [30.0, None])
 def test_an_idle_connection_forgets_its_last_head_and_is_served_all_the_same(arm, loop, keep_alive):
     async def application(scope, receive, send):
@@ -40,6 +41,7 @@ def test_an_idle_connection_forgets_its_last_head_and_is_served_all_the_same(arm
     run(loop, test())
 
 
+@pytest.mark.exact
 def test_a_connection_that_is_used_keeps_its_last_head(arm, loop):
     """Also one that waits for the rest of a head, or for its application."""
 

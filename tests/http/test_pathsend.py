@@ -634,6 +634,7 @@ def test_what_is_not_in_memory_is_read_by_a_thread(arm, loop, folder, contexts, 
     assert threading.get_ident() not in threads
 
 
+@pytest.mark.exact
 def test_a_cancelled_send_whose_thread_reads(arm, loop, folder, contexts, monkeypatch):
     """The file is closed when the thread is done with it."""
     path, _ = make(folder, LARGE)

@@ -93,6 +93,7 @@ def test_sockets_that_are_given(loop):
     loop.run_until_complete(main())
 
 
+@pytest.mark.exact
 def test_another_thread_ends_it(arm):
     server = server_of(backend=arm)
     thread = support.BackgroundThread(server.run)

@@ -897,6 +897,7 @@ def count_natives():
     return {kind.__name__: sum(type(thing) is kind for thing in gc.get_objects()) for kind in classes}
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("kept", ["scope", "receive", "send", "exchange", "task"])
 def test_cycles_are_collected(arm, new_loop, kept):
     """Whatever an application keeps in a cycle, all is gone when it is unreachable."""
@@ -934,6 +935,7 @@ def test_cycles_are_collected(arm, new_loop, kept):
     assert after == before
 
 
+@pytest.mark.exact
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_requests_in_flight_are_collected_with_their_loop(arm, new_loop):
@@ -966,6 +968,7 @@ def test_requests_in_flight_are_collected_with_their_loop(arm, new_loop):
     assert count_natives() == before
 
 
+@pytest.mark.exact
 def test_waits_that_are_given_up_leave_nothing(arm, loop):
     """Starlette's `is_disconnected` asks `receive` and gives up at once, for each part of a stream."""
 
@@ -1064,6 +1067,7 @@ def test_who_fails_to_be_woken_does_not_stop_the_others(arm, loop, new_loop):
     assert [str(error) for error in failures] == ["set_result"]
 
 
+@pytest.mark.exact
 def test_nothing_grows_with_requests(arm, loop):
     counts = []
 

@@ -655,6 +655,7 @@ def test_cycles_are_collected(arm, loop):
     assert [reference() for reference in references] == [None] * 5
 
 
+@pytest.mark.exact
 def test_nothing_grows(arm, loop, caplog):
     # Records of the log are kept for the test.
     caplog.set_level("CRITICAL", LOGGER)

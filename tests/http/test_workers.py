@@ -220,6 +220,7 @@ class Load:
         wait_until(lambda: self.answers >= target, self.program)
 
 
+@pytest.mark.exact
 @both_backends
 @pytest.mark.parametrize("options", [(), ("--reuse-port",)])
 def test_killed_workers_under_load_fail_only_what_was_theirs(arm, options):

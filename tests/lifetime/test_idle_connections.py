@@ -4,6 +4,8 @@ import pytest
 
 from support import run_child
 
+pytestmark = pytest.mark.exact
+
 # Prints how many bytes a further connection takes. A source before it has `serve()`, which makes a server that counts
 # its connections in `made`, and `GREETING`, which each client sends.
 PER_CONNECTION = """

@@ -10,6 +10,8 @@ import pytest
 
 from support import run_child
 
+pytestmark = pytest.mark.exact
+
 # Each defines `run(loop)`, for a daemon thread. `begun.release()` says that the thread is where the scenario wants it.
 SCENARIOS = {
     "turns without end": """

@@ -8,6 +8,8 @@ import pytest
 
 from support import run_child, skip_unless
 
+pytestmark = pytest.mark.exact
+
 MEASURE = """
 import ctypes, gc, socket
 

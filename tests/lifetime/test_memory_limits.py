@@ -4,6 +4,8 @@ import pytest
 
 from support import run_child
 
+pytestmark = pytest.mark.exact
+
 PROGRAM = """
 import asyncio, contextlib, os, socket, sys, tempfile
 from ringloop import files
@@ -87,7 +89,7 @@ def test_all_of_many_streams_is_read_with_few_addresses(arm):
             support.limit_address_space(support.address_space() + LIMIT)
             data = bytes(SIZE)
             await asyncio.gather(*[loop.sock_sendall(peer, data) for peer in peers])
-            await asyncio.sleep(0.01)
+            await support.looks()
             try:
                 bytearray(LIMIT // 2)
             except MemoryError:

@@ -380,6 +380,7 @@ def test_timers_are_served_under_an_endless_chain_of_callbacks(loop):
     assert fired == [1, 2, 3]
 
 
+@pytest.mark.exact
 def test_other_threads_are_served_under_an_endless_chain_of_callbacks(loop):
     called = []
     thread = BackgroundThread(lambda: [loop.call_soon_threadsafe(called.append, number) for number in range(100)])
@@ -387,6 +388,7 @@ def test_other_threads_are_served_under_an_endless_chain_of_callbacks(loop):
     thread.result()
 
 
+@pytest.mark.exact
 def test_timers_and_callbacks_are_served_under_endless_io(loop):
     first, second = socket.socketpair()
     fired, reads = [], 0
@@ -482,7 +484,7 @@ def test_accept_without_descriptors_backs_off_tells_and_resumes(arm):
             early.close()
             late.close()
             await server.wait_closed()
-            await asyncio.sleep(0.01)
+            await support.looks()
             return at_first, used, took, ticks
 
         at_first, used, took, ticks = loop.run_until_complete(main())

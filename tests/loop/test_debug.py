@@ -197,6 +197,7 @@ def test_the_limit_is_inclusive(loop, caplog):
 WRONG_THREAD = "^Non-thread-safe operation invoked on an event loop other than the current one$"
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize(
     "call",
     [
@@ -220,6 +221,7 @@ def test_unsafe_calls_from_another_thread_are_refused(loop, call):
     loop.run_until_complete(main())
 
 
+@pytest.mark.exact
 def test_safe_calls_from_another_thread_are_accepted(loop):
     loop.set_debug(True)
     trace = []

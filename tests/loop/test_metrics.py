@@ -428,6 +428,7 @@ def test_system_calls_events_and_wakes_are_counted(loop):
     assert after.system_calls - before.system_calls >= 2 * count, "one recv and one send for each message"
 
 
+@pytest.mark.exact
 def test_it_may_be_asked_from_another_thread(loop):
     seen = []
 
@@ -456,6 +457,7 @@ def test_it_may_be_asked_from_another_thread(loop):
     assert second.idle_seconds > first.idle_seconds, "the wait in progress counts"
 
 
+@pytest.mark.exact
 def test_several_threads_ask_at_once(loop):
     stop = threading.Event()
 
@@ -494,6 +496,7 @@ def test_a_closed_loop_tells_what_it_has_done(loop_factory):
     assert after.turns > 0
 
 
+@pytest.mark.exact
 def test_system_calls_of_a_loop_that_runs_in_several_threads(loop):
     def exchange():
         async def main():

@@ -71,6 +71,7 @@ def test_a_factory_wins_over_the_policy(arm):
         assert is_of("asyncio", runner.get_loop())
 
 
+@pytest.mark.exact
 @needs_policies
 def test_a_loop_is_current_in_the_thread_that_set_it(arm):
     def ask():
@@ -241,6 +242,7 @@ def test_importing_ringloop_warns_of_nothing(arm):
     assert (child.stdout, child.stderr) == ("1\n", "")
 
 
+@pytest.mark.exact
 @needs_policies
 def test_a_policy_serves_several_threads(arm):
     def run():

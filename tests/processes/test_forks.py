@@ -9,6 +9,8 @@ import pytest
 
 import support
 
+pytestmark = pytest.mark.exact
+
 PRELUDE = """
 import gc, multiprocessing, socket, threading, time, warnings
 from concurrent.futures import ProcessPoolExecutor
@@ -169,7 +171,7 @@ def test_a_fork_while_the_loop_waits_in_another_thread(arm):
     source = """
 async def main(loop, reader, writer):
     def fork():
-        time.sleep(0.01)  # The loop most likely waits by now; if not, the test says less.
+        support.until_waiting(threading.main_thread())
         pid = os.fork()
         if not pid:
             with asyncio.Runner(loop_factory=new_loop) as runner:
@@ -191,7 +193,7 @@ def in_the_child():
     entered = threading.Event()
     def work():
         entered.set()
-        time.sleep(0.01)
+        time.sleep(0.01)  # While the other thread asks, most likely; if not, the test says less.
     loop = new_loop()
     handle = loop.call_soon_threadsafe(work)
     asking = threading.Thread(target=lambda: (entered.wait(), handle.cancelled()))
@@ -203,7 +205,7 @@ def in_the_child():
     os._exit(5)
 async def main(loop, reader, writer):
     def fork():
-        time.sleep(0.001)  # The threads most likely wait by now; if not, the test says less.
+        time.sleep(0.001)  # The threads most likely wait for a lock by now; if not, the test says less.
         pid = os.fork()
         if not pid:
             in_the_child()
@@ -235,9 +237,7 @@ def test_a_child_of_another_thread_that_ends_as_programs_end(arm):
 loop = new_loop()
 thread = threading.Thread(target=loop.run_forever)
 thread.start()
-while not loop.is_running():
-    time.sleep(0.001)
-time.sleep(0.01)
+support.until_waiting(thread)
 pid = os.fork()
 if not pid:
     sys.exit(5)
@@ -363,8 +363,8 @@ async def main(loop, reader, writer):
     process.start()
     await asyncio.to_thread(ready.recv)
     process.terminate()
-    process.join(0.05)
-    await asyncio.sleep(0.01)
+    process.join(0.05)  # It has been sent the signal, and does not end.
+    await support.looks()
     print(seen)
     process.kill()
     await asyncio.to_thread(process.join)

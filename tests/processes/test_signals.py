@@ -482,6 +482,7 @@ def test_coroutines_are_no_handlers(loop):
     assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
 
 
+@pytest.mark.exact
 def test_handlers_belong_to_the_main_thread(loop_factory):
     def body(loop):
         def add():
@@ -698,6 +699,7 @@ def test_a_loop_that_has_not_given_back_the_wakeup_descriptor_runs_in_another_th
     assert (child.stdout, child.stderr) == ("raised\nresult\n-1\n", "")
 
 
+@pytest.mark.exact
 @pytest.mark.ringloop_only
 def test_a_loop_that_has_not_given_back_the_wakeup_descriptor_is_closed_by_another_thread(loop):
     loop._replaced_wakeup_fds.append(-1)

@@ -354,6 +354,7 @@ def test_a_transport_that_reads_on_comes_after_what_was_queued_in_that_turn(loop
 # Callbacks from other threads
 
 
+@pytest.mark.exact
 @pytest.mark.without_debug_mode
 def test_threads_that_do_nothing_but_post_leave_the_loop_its_share(loop):
     """Each gives way often enough for the loop to keep up, which runs a callback as fast as it is posted."""
@@ -381,6 +382,7 @@ def test_threads_that_do_nothing_but_post_leave_the_loop_its_share(loop):
     assert max(behind) < posts, behind
 
 
+@pytest.mark.exact
 def test_a_callback_may_wait_for_a_thread_that_posts(loop):
     """What the thread has posted runs before what the callback queues then."""
     trace = []
@@ -401,6 +403,7 @@ def test_a_callback_may_wait_for_a_thread_that_posts(loop):
         assert trace == [*range(5000), "after"]
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_callbacks_may_be_posted_to_a_loop_that_does_not_run(loop, elsewhere):
     trace = []
@@ -430,6 +433,7 @@ def test_a_callback_may_post_to_its_own_loop(loop):
     assert trace == list(range(5000))
 
 
+@pytest.mark.exact
 def test_two_loops_post_to_each_other(new_loop):
     """Neither waits for the other in vain."""
     first, second = new_loop(), new_loop()
@@ -453,6 +457,7 @@ def test_two_loops_post_to_each_other(new_loop):
     other.result()
 
 
+@pytest.mark.exact
 def test_a_loop_closes_under_a_flood(loop_factory):
     """Threads that post learn of it from the error, and none of them is left asleep."""
     for _ in range(3):

@@ -178,6 +178,7 @@ def test_threadsafe_and_plain_calls_from_the_loops_own_thread_share_one_queue(lo
     assert trace == list(range(10))
 
 
+@pytest.mark.exact
 def test_call_soon_threadsafe_wakes_a_sleeping_loop(loop):
     trace = []
 
@@ -191,6 +192,7 @@ def test_call_soon_threadsafe_wakes_a_sleeping_loop(loop):
     assert trace == [threading.get_ident()]
 
 
+@pytest.mark.exact
 def test_callbacks_from_many_threads_all_arrive_each_in_its_order(loop):
     threads, each = 8, 500
     trace = []
@@ -214,6 +216,7 @@ def test_callbacks_from_many_threads_all_arrive_each_in_its_order(loop):
         assert [number for sender, number in trace if sender == name] == list(range(each))
 
 
+@pytest.mark.exact
 def test_threadsafe_calls_made_before_the_loop_runs_are_kept(loop):
     trace = []
     BackgroundThread(lambda: [loop.call_soon_threadsafe(trace.append, number) for number in range(3)]).result()
@@ -970,6 +973,7 @@ def test_the_queue_grows_as_needed_turn_after_turn(loop):
     assert count == 150_000
 
 
+@pytest.mark.exact
 def test_more_wakeups_than_a_pipe_has_room_for_lose_no_callback(loop):
     count, amount = 0, 100_000
 

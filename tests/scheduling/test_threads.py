@@ -17,6 +17,8 @@ import pytest
 
 import support
 
+pytestmark = pytest.mark.exact
+
 
 @contextlib.contextmanager
 def running_in_a_thread(loop):

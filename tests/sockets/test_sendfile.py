@@ -639,6 +639,7 @@ def test_the_transport_shows_that_it_sends(loop_factory, large_file):
 # Nothing is left
 
 
+@pytest.mark.exact
 def test_nothing_is_left_of_many_files(loop, large_file, file):
     async def one(number):
         protocol = Recorder()

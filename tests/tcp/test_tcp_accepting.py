@@ -291,6 +291,7 @@ def test_a_task_factory_makes_the_tasks_of_connections(loop):
     loop.run_until_complete(main())
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("debug", [False, True])
 def test_without_descriptors_a_server_tells_and_tries_again(loop, monkeypatch, debug):
     monkeypatch.setattr(asyncio.constants, "ACCEPT_RETRY_DELAY", 0.01)
@@ -315,6 +316,7 @@ def test_without_descriptors_a_server_tells_and_tries_again(loop, monkeypatch, d
     loop.run_until_complete(main())
 
 
+@pytest.mark.exact
 @pytest.mark.ringloop_only
 @pytest.mark.parametrize("kind", ["plain", "TLS", "debug"])
 def test_without_descriptors_a_server_tells_once_before_it_tries_again(loop, monkeypatch, kind):
@@ -341,6 +343,7 @@ def test_without_descriptors_a_server_tells_once_before_it_tries_again(loop, mon
     loop.run_until_complete(main())
 
 
+@pytest.mark.exact
 @pytest.mark.ringloop_only
 @pytest.mark.parametrize("when", ["at once", "later"])
 def test_a_server_that_is_closed_without_descriptors_does_not_try_again(loop, monkeypatch, when):
@@ -368,6 +371,7 @@ def test_a_server_that_is_closed_without_descriptors_does_not_try_again(loop, mo
     loop.run_until_complete(main())
 
 
+@pytest.mark.exact
 def test_nothing_is_left_of_connections_that_have_ended(loop):
     async def main():
         references = []

@@ -1,6 +1,5 @@
 """The end of TLS connections, by the peer or by ourselves."""
 
-import asyncio
 import socket
 import ssl
 
@@ -9,6 +8,7 @@ import pytest
 from support import (
     Recorder,
     capture_contexts,
+    looks,
     same_as_asyncio,
     until,
 )
@@ -132,7 +132,7 @@ async def end(loop, peer, data, how):
     await loop.sock_sendall(peer.sock, records)
     peer.sock.shutdown(socket.SHUT_WR)
     await until(lambda: end_has_arrived(peer.sock), "the end")
-    await asyncio.sleep(0.02)
+    await looks()
 
 
 @pytest.mark.ringloop_only

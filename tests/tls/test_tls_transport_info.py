@@ -11,6 +11,7 @@ from support import (
     HOST,
     Echo,
     Recorder,
+    looks,
     same_as_asyncio,
     until,
 )
@@ -184,7 +185,7 @@ def test_a_client_is_asked_for_its_certificate_after_the_handshake(loop, how):
             if seen[-1]:
                 break
             # The request and the answer are under way.
-            await asyncio.sleep(0.01)
+            await looks()
         # Not in the first two: of them the first asks, and the second is read before the answer.
         assert seen[:2] == [False, False]
         assert seen[-1]

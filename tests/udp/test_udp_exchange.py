@@ -138,6 +138,7 @@ def test_ipv6_addresses_with_flow_and_scope(loop_factory):
         pytest.skip("no IPv6 on the loopback interface")
 
     def body(loop):
+        # For IPv4 and IPv6 at once there is no address of the loopback interface.
         server, recorder = endpoint(loop, local_addr=("::", 0))
         port = address_of(server)[1]
         sender, sent = endpoint(loop, local_addr=("::1", 0))

@@ -277,13 +277,10 @@ fn multicast_and_broadcast_reach_their_receivers() {
             let group = Ipv4Addr::new(239, 255, 77, 1);
             let mut options = UdpSocketOptions::default();
             options.reuse_address = true;
-            let first = UdpSocket::bind_with((Ipv4Addr::UNSPECIFIED, 0), &options)
-                .await
-                .unwrap();
+            // Bound to the group, they hear nobody from outside: only the loopback interface joins it.
+            let first = UdpSocket::bind_with((group, 0), &options).await.unwrap();
             let port = first.local_addr().unwrap().port();
-            let second = UdpSocket::bind_with(("0.0.0.0", port), &options)
-                .await
-                .unwrap();
+            let second = UdpSocket::bind_with((group, port), &options).await.unwrap();
             for receiver in [&first, &second] {
                 receiver
                     .join_multicast_v4(group, Ipv4Addr::LOCALHOST)
@@ -309,13 +306,14 @@ fn multicast_and_broadcast_reach_their_receivers() {
             assert_eq!(gone.unwrap_err().raw_os_error(), Some(libc::EADDRNOTAVAIL));
 
             assert!(!sender.broadcast().unwrap());
-            let everyone = SocketAddr::from(([127, 255, 255, 255], port));
+            let hears = UdpSocket::bind("127.255.255.255:0").await.unwrap();
+            let everyone = hears.local_addr().unwrap();
             let refused = sender.send_to(&b"x"[..], everyone).await.0.unwrap_err();
             assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
             sender.set_broadcast(true).unwrap();
             assert!(sender.broadcast().unwrap());
             sender.send_to(&b"everyone"[..], everyone).await.0.unwrap();
-            let (count, bytes) = timeout(LONG, second.recv(Vec::with_capacity(8)))
+            let (count, bytes) = timeout(LONG, hears.recv(Vec::with_capacity(8)))
                 .await
                 .unwrap();
             assert_eq!((count.unwrap(), &bytes[..]), (8, &b"everyone"[..]));

@@ -3,7 +3,7 @@
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ringloop::server::{Connection, Handler};
 use socket2::SockRef;
@@ -226,17 +226,21 @@ fn a_client_that_sends_on_gets_all_that_was_written_before_the_close() {
 #[test]
 fn a_client_that_never_closes_its_side_is_left_after_a_moment() {
     on_both(|case| {
-        for idle in [None, Some(Duration::from_millis(200))] {
-            let case = case.clone().with(|server| match idle {
-                Some(limit) => server.idle_timeout(limit),
-                None => server,
-            });
-            let server = case.start(|| Echo);
-            let _stream = closed_by(&server);
-            let start = Instant::now();
+        // A shorter limit for idle connections makes the moment shorter. A machine that stands still may let both be over
+        // before this thread sees one of them end, but not each time.
+        let earlier = (0..20).any(|_| {
+            let limited = case
+                .clone()
+                .with(|server| server.idle_timeout(Duration::from_millis(100)));
+            let [server, limited] = [case.clone(), limited].map(|case| case.start(|| Echo));
+            let _streams = [closed_by(&server), closed_by(&limited)];
+            let counters = limited.wait_for(|counters| counters.live == 0);
+            let earlier = server.running.counters().live == 1;
+            assert_eq!((counters.errors, counters.timeouts), (0, 0));
             let counters = server.wait_for(|counters| counters.live == 0);
             assert_eq!((counters.errors, counters.timeouts), (0, 0));
-            assert!(idle.is_none() || start.elapsed() < Duration::from_secs(2));
-        }
+            earlier
+        });
+        assert!(earlier, "the limit for idle connections is not kept");
     });
 }

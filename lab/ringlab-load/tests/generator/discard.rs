@@ -162,7 +162,8 @@ fn a_server_that_reads_nothing_measures_nothing() {
     let begun = Instant::now();
     let load = ["--connections", "1", "--timeout", "2"];
     let result = discard(address, &["--warm-up", "0.5", "--window", "20"], &load);
-    assert!(begun.elapsed() < Duration::from_secs(30));
+    // Not as long as a server that reads nothing would let it wait.
+    assert!(begun.elapsed() < Duration::from_secs(100));
     assert!(result["errors"]["timeout"]["count"] == 1, "{result}");
     assert_eq!(result["operations"], 0);
     assert_eq!(result["void"], "nothing was answered in the window");
