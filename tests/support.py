@@ -260,6 +260,22 @@ async def standstill(value):
             return before
 
 
+def turn_counter(loop):
+    """A function that says how many turns the loop has made."""
+    if hasattr(loop, "metrics"):
+        return lambda: loop.metrics().turns
+    made = 0
+    select = loop._selector.select
+
+    def counted(timeout=None):
+        nonlocal made
+        made += 1
+        return select(timeout)
+
+    loop._selector.select = counted
+    return lambda: made
+
+
 def until_waiting(thread):
     """Wait until another thread waits in the kernel for anything but a lock, as an idle loop does.
 

@@ -121,11 +121,8 @@ def test_a_slow_reader_holds_the_server_back(loop, contexts):
 
     async def main():
         async with serving(application(web.get("/", flood)), contexts) as session, session.get("/") as response:
-            before = -1
-            while before < written:
-                before = written
-                await asyncio.sleep(0.05)
-            assert 0 < written < 4000 * len(PIECE)
+            await support.until(lambda: written)
+            assert await support.standstill(lambda: written) < 4000 * len(PIECE)
             read = 0
             async for piece in response.content.iter_any():
                 read += len(piece)

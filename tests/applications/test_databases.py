@@ -120,7 +120,7 @@ def test_queries_that_are_given_up(loop, dsn):
                 await connection.fetchval("SELECT pg_sleep(60)", timeout=0.05)
             assert await connection.fetchval("SELECT 1") == 1
             task = loop.create_task(connection.fetchval("SELECT pg_sleep(60)"))
-            await asyncio.sleep(0.01)
+            await support.looks(10)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task

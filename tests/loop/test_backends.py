@@ -467,7 +467,7 @@ def test_accept_without_descriptors_backs_off_tells_and_resumes(arm):
                     fillers.append(os.dup(0))
             except OSError:
                 pass
-            used, began, ticks = time.process_time(), time.monotonic(), 0
+            before, ticks = turn_count(), 0
             late.connect(address)
             late.send(b"late")
             await support.until(lambda: contexts)
@@ -475,8 +475,9 @@ def test_accept_without_descriptors_backs_off_tells_and_resumes(arm):
                 early.send(b"on")
                 await asyncio.sleep(0.01)
                 ticks += 1
-            used, took = time.process_time() - used, time.monotonic() - began
-            at_first = sum(when < times[0] + 1 for when in times)
+            turns = turn_count() - before
+            # The next attempt comes a second after the first, which was reported a little later than it was made.
+            at_first = sum(when < times[0] + 0.5 for when in times)
             for filler in fillers:
                 os.close(filler)
             await support.until(lambda: b"late" in received)
@@ -485,15 +486,16 @@ def test_accept_without_descriptors_backs_off_tells_and_resumes(arm):
             late.close()
             await server.wait_closed()
             await support.looks()
-            return at_first, used, took, ticks
+            return at_first, turns, ticks
 
-        at_first, used, took, ticks = loop.run_until_complete(main())
+        turn_count = support.turn_counter(loop)
+        at_first, turns, ticks = loop.run_until_complete(main())
         loop.close()
         print(sorted(contexts[0]))
         print(contexts[0]["message"])
         print(type(contexts[0]["exception"]).__name__, contexts[0]["exception"].errno)
         print(type(contexts[0]["socket"]).__name__)
-        print(at_first, used < max(0.2, took / 2), ticks, b"".join(received).count(b"on"))
+        print(at_first, turns, ticks, b"".join(received).count(b"on"))
         """,
         arm,
         python_flags=("-X", "dev", "-W", "error"),
@@ -506,10 +508,10 @@ def test_accept_without_descriptors_backs_off_tells_and_resumes(arm):
         f"OSError {errno.EMFILE}",
         "TransportSocket",
     ]
-    told, lazy, ticks, served = lines[4].split()
+    told, turns, ticks, served = lines[4].split()
     # asyncio tells it for each place in the backlog, and tries again a second after each: not always in one turn, and so more often.
     assert 0 < int(told) <= (6 if arm == "asyncio" else 1), "told once in a second"
-    assert lazy == "True", "the loop sleeps meanwhile"
+    assert int(turns) < 1000, "the loop sleeps meanwhile"
     assert (ticks, served) == ("25", "25"), "timers and other connections go on"
 
 

@@ -17,6 +17,7 @@ from support import (
     reset,
     resource_warnings,
     tcp_pair,
+    turn_counter,
     turns,
     until,
 )
@@ -277,16 +278,5 @@ def test_an_idle_loop_with_connections_does_not_turn(loop):
         await server.wait_closed()
         return made
 
-    if hasattr(loop, "metrics"):
-
-        def turn_count():
-            return loop.metrics().turns
-    else:
-        select = loop._selector.select
-        timeouts = []
-        loop._selector.select = lambda timeout=None: timeouts.append(timeout) or select(timeout)
-
-        def turn_count():
-            return len(timeouts)
-
+    turn_count = turn_counter(loop)
     assert loop.run_until_complete(main()) < 10
