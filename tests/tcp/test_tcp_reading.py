@@ -1,8 +1,12 @@
 """Reading from a TCP transport: pausing, resuming, and what stays unread."""
 
 import contextlib
+import socket
+
+import pytest
 
 from support import (
+    HOST,
     BufferedRecorder,
     Recorder,
     attach,
@@ -12,7 +16,7 @@ from support import (
     turns,
     until,
 )
-from tcp_support import BOTH
+from tcp_support import BOTH, address_of
 
 
 @BOTH
@@ -181,3 +185,94 @@ def test_a_transport_reads_once_in_a_turn(loop_factory):
         return loop.run_until_complete(main())
 
     assert same_as_asyncio(body, loop_factory) == 1
+
+
+async def accepted(loop, protocol):
+    """As `attach`, with a server's transport, whose socket nobody else has."""
+    server = await loop.create_server(lambda: protocol, HOST, 0)
+    peer = socket.create_connection(address_of(server))
+    await until(lambda: protocol.transport is not None)
+    server.close()
+    return protocol.transport, peer
+
+
+@BOTH
+@pytest.mark.parametrize("connect", [attach, accepted])
+def test_what_was_reported_before_a_resume_is_read_in_the_next_turn(loop, kind, connect):
+    """asyncio's selector reports a socket only in the turn after that in which it is asked to."""
+
+    async def main():
+        protocol = kind()
+        transport, peer = await connect(loop, protocol)
+        with peer:
+            transport.pause_reading()
+            await turns(3)
+            # The next turn is told of this, and calls what is queued here first.
+            peer.send(b"early")
+            loop.call_soon(transport.resume_reading)
+            await turns(2)
+            assert not protocol.data
+            await until(lambda: protocol.data == b"early")
+        await until(lambda: protocol.lost)
+
+    loop.run_until_complete(main())
+
+
+@pytest.mark.parametrize("connect", [attach, accepted])
+def test_what_was_reported_before_reading_began_is_read_in_the_next_turn(loop, connect):
+    class BlocksAndPauses(Recorder):
+        def connection_made(self, transport):
+            super().connection_made(transport)
+            transport.pause_reading()
+            # From now on the socket is watched, for room.
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+            transport.write(bytes(64 << 20))
+
+    async def main():
+        protocol = BlocksAndPauses()
+        transport, peer = await connect(loop, protocol)
+        with peer:
+            await turns(3)
+            peer.send(b"early")
+            loop.call_soon(transport.resume_reading)
+            await turns(2)
+            assert not protocol.data
+            await until(lambda: protocol.data == b"early")
+            transport.abort()
+            await until(lambda: protocol.lost)
+
+    loop.run_until_complete(main())
+
+
+def test_one_of_two_reads_is_refused_as_under_asyncio(loop_factory):
+    """The first one resumes a reader that was paused, and waits for at least a turn; then nobody else may wait."""
+
+    def body(loop):
+        async def main():
+            connected = loop.create_future()
+            server = await asyncio.start_server(
+                lambda reader, writer: connected.set_result((reader, writer)), HOST, 0, limit=16
+            )
+            peer = socket.create_connection(address_of(server))
+            reader, writer = await connected
+            server.close()
+            peer.send(bytes(200))
+            await until(lambda: len(reader._buffer) == 200)
+            # It is too full: reading is paused.
+            reader._buffer.clear()
+            await turns(3)
+            peer.send(b"more")
+            first = loop.create_task(reader.read(100))
+            await turns(2)
+            try:
+                second = await reader.read(100)
+            except RuntimeError as error:
+                second = str(error)
+            result = await first, second
+            peer.close()
+            writer.close()
+            return result
+
+        return loop.run_until_complete(main())
+
+    assert same_as_asyncio(body, loop_factory)[0] == b"more"

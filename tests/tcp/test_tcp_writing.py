@@ -2,6 +2,7 @@
 
 import array
 import asyncio
+import socket
 import sys
 
 import pytest
@@ -352,3 +353,36 @@ def test_write_eof_after_close_is_harmless(loop):
             transport.write_eof()
 
     loop.run_until_complete(main())
+
+
+def test_room_reported_before_the_socket_was_full_is_used_in_the_next_turn(loop):
+    """asyncio's selector reports room only in the turn after that in which a write found none."""
+
+    async def main():
+        ours, peer = socket.socketpair()
+        protocol = Recorder()
+        transport, _ = await loop.create_unix_connection(lambda: protocol, sock=ours)
+        with peer:
+
+            def fill():
+                transport.write(bytes(8 << 20))
+                # There is room at once, but nobody has been told.
+                left.append(transport.get_write_buffer_size())
+                taken.append(len(peer.recv(1 << 20)))
+                loop.call_soon(lambda: left.append(transport.get_write_buffer_size()))
+
+            left, taken = [], []
+            await turns(3)
+            # The next turn is told of this, and that there is room; it calls what is queued here first.
+            peer.send(b"early")
+            loop.call_soon(fill)
+            await turns(3)
+            assert protocol.data == b"early"
+            assert 0 < left[0] == left[1]
+            transport.close()
+            peer.setblocking(False)
+            assert len(await receive_all(loop, peer)) == (8 << 20) - taken[0]
+            await until(lambda: protocol.lost)
+
+    loop.run_until_complete(main())
+

@@ -92,6 +92,27 @@ def test_pausing_before_the_first_datagram(loop):
     close(loop, transport)
 
 
+def test_what_was_reported_before_a_resume_is_delivered_in_the_next_turn(loop):
+    """asyncio's selector reports a socket only in the turn after that in which it is asked to."""
+    transport, recorder = endpoint(loop)
+
+    async def main():
+        await turns(3)
+        # The next turn is told of this, and calls what is queued here first.
+        sock.sendto(b"early", address_of(transport))
+        loop.call_soon(transport.pause_reading)
+        loop.call_soon(transport.resume_reading)
+        await turns(2)
+        assert recorder.data == []
+
+    with udp_socket() as sock:
+        loop.run_until_complete(main())
+        wait_for(loop, lambda: recorder.data)
+        sock.sendto(b"later", address_of(transport))
+        wait_for(loop, lambda: len(recorder.data) == 2)
+    close(loop, transport)
+
+
 def test_a_flood_lets_others_in(loop):
     """Callbacks run, and other endpoints are served, before a long queue of datagrams is through."""
     order = []

@@ -61,6 +61,8 @@ struct State {
     /// The context for what happens when the socket has room again; taken when sending blocks.
     write_context: Option<Py<PyAny>>,
     started: bool,
+    /// The turn in which reading was asked for last: in the rest of it nothing is read. See `Loop::turn`.
+    start_turn: u32,
     /// Waiting for room to send.
     blocked: bool,
     /// Above zero once `connection_lost` is scheduled; counts what is sent after that.
@@ -128,6 +130,7 @@ impl DatagramTransport {
                 read_context: None,
                 write_context: None,
                 started: false,
+                start_turn: 0,
                 blocked: false,
                 lost: 0,
                 buffer: VecDeque::new(),
@@ -158,11 +161,13 @@ impl DatagramTransport {
         if !ask(slf.as_any(), intern!(py, "is_reading"))? {
             return Ok(());
         }
-        endpoint::event_loop(this, py)?.get().check_closed(py)?;
+        let event_loop = endpoint::event_loop(this, py)?;
+        event_loop.get().check_closed(py)?;
         let context = copy_context(py)?;
         let (previous, more) = {
             let mut state = this.state.get_mut(py);
             state.started = true;
+            state.start_turn = event_loop.get().turn();
             (
                 state.read_context.replace(context),
                 !state.undelivered.is_empty(),
@@ -559,20 +564,26 @@ pub(crate) fn on_ready(
 ) -> PyResult<()> {
     let py = transport.py();
     let this = transport.get();
-    let context = {
+    let (context, too_early) = {
         let mut state = this.state.get_mut(py);
         let read =
             readiness.readable && state.started && state.attachment.is_reading() && state.lost == 0;
         if read {
             state.queued = false;
         }
+        let too_early = read && state.start_turn == event_loop.get().turn();
+        let read = read && !too_early;
         let deliver = read && !state.delivering;
         state.reported |= read && !deliver;
         let context = deliver.then(|| state.read_context.clone_ref_opt(py));
         let context = context.flatten();
         state.delivering |= context.is_some();
-        context
+        (context, too_early)
     };
+    if too_early {
+        // Reading was asked for in this turn: asyncio's selector would report the socket in the next.
+        queue_read(transport);
+    }
     if let Some(context) = context {
         let mut entered = false;
         let result = in_context(py, &context, || {

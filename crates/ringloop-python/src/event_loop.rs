@@ -135,6 +135,12 @@ impl Loop {
         self.thread_id() != 0
     }
 
+    /// The number of the current turn, or of the last one, in its low bits.
+    #[inline]
+    pub(crate) fn turn(&self) -> u32 {
+        self.meter.turns() as u32
+    }
+
     pub(crate) fn has_task_factory(&self, py: Python<'_>) -> bool {
         self.task_factory.get(py).is_some()
     }

@@ -45,11 +45,11 @@ pub(super) fn start(
                 .call_method0(intern!(py, "create_future"))?
                 .unbind();
             // Where the transport looks for whoever must hear that the connection is lost.
-            let previous = this
-                .state
-                .get_mut(py)
-                .empty_waiter
-                .replace(waiter.clone_ref(py));
+            let previous = {
+                let mut state = this.state.get_mut(py);
+                state.note_full();
+                state.empty_waiter.replace(waiter.clone_ref(py))
+            };
             drop(previous);
             list(transport)?;
             update_hold(transport);

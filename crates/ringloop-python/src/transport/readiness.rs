@@ -179,10 +179,12 @@ pub(super) fn start_reading(transport: &Bound<'_, SocketTransport>) -> PyResult<
     }
     {
         let mut state = this.state.get_mut(py);
-        if !state.has_loop() {
+        let Some(event_loop) = &state.attachment.event_loop else {
             return Ok(());
-        }
+        };
+        let turn = event_loop.get().turn();
         state.started = true;
+        state.read_turn = turn;
     }
     list(transport)?;
     if this.state.get(py).readable {
@@ -202,12 +204,12 @@ pub(super) fn resume(transport: &Bound<'_, SocketTransport>) -> PyResult<bool> {
             return Ok(false);
         }
         state.attachment.paused = false;
-        state.read_turn = 0;
         let attachment = &state.attachment;
         let is_current = attachment.fd == attachment.descriptor(py);
         let Some(event_loop) = attachment.event_loop(py) else {
             return Ok(false);
         };
+        state.read_turn = event_loop.get().turn();
         if state.end_received {
             // As asyncio: reading again finds the end again.
             state.end_received = false;
@@ -275,7 +277,7 @@ pub(crate) fn on_ready(
     readiness: Readiness,
 ) -> PyResult<()> {
     let py = transport.py();
-    let turn = event_loop.get().meter.turns() as u32;
+    let turn = event_loop.get().turn();
     let (context, come_back) = {
         let mut state = transport.get().state.get_mut(py);
         let comes_back = state.readable;
@@ -287,7 +289,8 @@ pub(crate) fn on_ready(
         }
         let read = state.readable && state.wants_data() && !state.delivering;
         if read && state.read_turn == turn {
-            // One read in a turn, as under asyncio: a task that was woken takes what has arrived before more is read.
+            // As under asyncio, there is one read in a turn, so that a task that was woken takes what has arrived before
+            // more is read; and no read in the turn in which reading was asked for, whatever is known already.
             (None, !comes_back)
         } else {
             let context = read.then(|| state.read_context.clone_ref_opt(py)).flatten();
@@ -310,7 +313,7 @@ pub(crate) fn on_ready(
         }
     }
     if readiness.writable {
-        return on_room(event_loop, transport);
+        return on_room(event_loop, transport, turn);
     }
     Ok(())
 }
@@ -342,12 +345,17 @@ fn end_of_read(
 }
 
 /// The socket has room: sends what waits.
-fn on_room(event_loop: &Bound<'_, Loop>, transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
+fn on_room(
+    event_loop: &Bound<'_, Loop>,
+    transport: &Bound<'_, SocketTransport>,
+    turn: u32,
+) -> PyResult<()> {
     let py = transport.py();
     let this = transport.get();
     let (context, has_one_context) = {
         let mut state = this.state.get_mut(py);
-        if state.lost > 0 {
+        if state.lost > 0 || state.full_turn == turn {
+            // The room was taken in this turn, before the report had its turn. The kernel reports the next.
             return Ok(());
         }
         if state.buffer.is_empty() {

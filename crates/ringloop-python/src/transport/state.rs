@@ -53,8 +53,11 @@ pub(super) struct State {
     pub(super) end_received: bool,
     /// The socket may have something to read.
     pub(super) readable: bool,
-    /// The turn of the last read, in the low bits of its number; 0 once reading was resumed.
+    /// The last turn in which was read, or in which reading was asked for: in the rest of it nothing is read. See
+    /// `Loop::turn`.
     pub(super) read_turn: u32,
+    /// The last turn in which a write found the socket full: what was reported before is no room.
+    pub(super) full_turn: u32,
     /// The protocol is being served with what arrived, or in the one context of all callbacks. It may make the loop
     /// turn meanwhile.
     pub(super) delivering: bool,
@@ -106,6 +109,7 @@ impl State {
             end_received: false,
             readable: false,
             read_turn: 0,
+            full_turn: 0,
             delivering: false,
             reported: false,
             read_on: false,

@@ -152,6 +152,13 @@ pub(super) fn write_eof(transport: &SocketTransport, py: Python<'_>) -> PyResult
 }
 
 impl State {
+    /// Notes that the socket is full from now on.
+    pub(super) fn note_full(&mut self) {
+        if let Some(event_loop) = &self.attachment.event_loop {
+            self.full_turn = event_loop.get().turn();
+        }
+    }
+
     /// Sends what is buffered until the socket is full: it reports room only when it was full before. Pieces that are
     /// sent go to `done`, to be dropped when nothing is borrowed.
     fn send_buffered(&mut self, py: Python<'_>, done: &mut Vec<Chunk>) -> std::io::Result<()> {
@@ -435,12 +442,11 @@ fn enqueue(transport: &Bound<'_, SocketTransport>, chunk: Chunk) -> PyResult<()>
 fn begin_blocked_write(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
     let py = transport.py();
     let context = context_for(transport)?;
-    let previous = transport
-        .get()
-        .state
-        .get_mut(py)
-        .write_context
-        .replace(context);
+    let previous = {
+        let mut state = transport.get().state.get_mut(py);
+        state.note_full();
+        state.write_context.replace(context)
+    };
     drop(previous);
     list(transport)?;
     update_hold(transport);
