@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import itertools
 import os
+import sys
 import threading
 from asyncio import unix_events
 from asyncio.log import logger
@@ -44,6 +45,24 @@ def has_own_watcher() -> bool:
     return watcher is not None and type(watcher) not in _USUAL_WATCHERS
 
 
+class _Transport(unix_events._UnixSubprocessTransport):  # type: ignore[misc, name-defined]
+    """asyncio's transport, for a child that is watched here."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        # Such a thread would refer to the transport until the child ends, so that nobody kills the child before.
+        self._outlives = _asyncio_waits_by_thread()
+        super().__init__(*arguments, **named)
+
+    def __del__(self) -> None:
+        # The collector may end this before the loop, whose `close` has the child outlive both.
+        if not (self._outlives and self._returncode is None and self._proc is not None):
+            super().__del__()
+
+
+# Representations contain the name of the class.
+_Transport.__name__ = _Transport.__qualname__ = unix_events._UnixSubprocessTransport.__name__  # type: ignore[attr-defined]
+
+
 async def start(
     loop: _Loop,
     protocol: asyncio.BaseProtocol,
@@ -59,7 +78,7 @@ async def start(
     """Starts a child and connects its pipes, as asyncio's `_make_subprocess_transport` does, but watches it by a pidfd."""
     loop._check_closed()  # asyncio would start the child first
     waiter = loop.create_future()
-    transport = unix_events._UnixSubprocessTransport(  # type: ignore[attr-defined]
+    transport = _Transport(
         loop, protocol, args, shell, stdin, stdout, stderr, bufsize, waiter=waiter, extra=extra, **options
     )
     try:
@@ -75,17 +94,18 @@ async def start(
         transport.close()
         await asyncio.shield(transport._wait())
         raise
-    return transport  # type: ignore[no-any-return]
+    return transport
 
 
 class Child:
     """A child process that runs, or that has ended and wasn't reaped yet. The loop keeps it in `_children`."""
 
-    __slots__ = ("_loop", "_pid", "_pidfd", "_process", "_transport")
+    __slots__ = ("_loop", "_outlives", "_pid", "_pidfd", "_process", "_transport")
 
-    def __init__(self, loop: _Loop, transport: Any) -> None:
+    def __init__(self, loop: _Loop, transport: _Transport) -> None:
         self._loop: _Loop | None = loop
-        self._transport = transport
+        self._outlives = transport._outlives
+        self._transport: _Transport | None = transport
         self._process: subprocess.Popen[bytes] = transport._proc
         self._pid = self._process.pid
         self._pidfd: int | None = None
@@ -142,10 +162,13 @@ class Child:
         return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
 
     def outlive(self) -> None:
-        """Takes care of the child when its loop is closed, so that no zombie remains: if it still runs, a thread waits for it."""
+        """Takes care of the child when its loop is closed, so that no zombie remains: if it still runs, a thread waits for it.
+
+        If the interpreter ends, nobody waits for it any more.
+        """
         by_thread = self._pidfd is None
         self._loop = None
-        if not _asyncio_waits_by_thread():
+        if not self._outlives:
             # A transport kills its child when it is garbage. asyncio's waiting thread would keep it alive.
             self._transport = None
         process = self._process
@@ -161,9 +184,12 @@ class Child:
             self._close_pidfd()
         elif not by_thread:
             try:
+                if sys.is_finalizing():
+                    # Python 3.11 would start the thread, which can't run any more, and wait for ever until it does.
+                    raise RuntimeError("can't create new thread at interpreter shutdown")
                 self._wait_in_thread(f"ringloop-waitpid-{next(_THREAD_NUMBERS)}")
             except RuntimeError:
-                # No thread can be started, for example because the interpreter ends. `subprocess` reaps it with its next child.
+                # No thread can be started. `subprocess` reaps the child with its next one.
                 self._close_pidfd()
                 self._transport = None
 

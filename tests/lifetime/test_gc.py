@@ -101,6 +101,28 @@ def test_a_cycle_through_an_unclosed_loop(loop_factory):
         assert reference() is None
 
 
+@pytest.mark.ringloop_only  # asyncio's loop fails to close then.
+def test_a_cycle_through_an_unclosed_loop_whose_sockets_are_collected_first(loop_factory, monkeypatch):
+    make = socket.socketpair
+
+    def make_later():
+        # The loop is of another generation of the collector's than its sockets.
+        gc.collect(0)
+        return make()
+
+    with collector_off():
+        monkeypatch.setattr(socket, "socketpair", make_later)
+        loop = loop_factory()
+        monkeypatch.undo()
+        loop.itself = loop
+        reference, released = weakref.ref(loop), weakref.ref(loop.itself._ssock)
+        with resource_warnings() as messages:
+            del loop
+    assert reference() is None
+    assert released() is None
+    assert any("unclosed event loop" in message for message in messages)
+
+
 def insert_another_timer(loop):
     loop.call_later(3600, noop)
 

@@ -1022,6 +1022,83 @@ def test_a_child_that_nobody_refers_to_ends_with_its_loop_as_under_asyncio(arm, 
         assert "Traceback" not in child.stderr
 
 
+UNCLOSED = """
+    import builtins, gc, threading
+    ending, watched_by, child_reads, child_writes = sys.argv[1:]
+    if watched_by == "thread":
+        def refused(pid, flags=0):
+            raise PermissionError(1, "refused")
+        os.pidfd_open = refused
+
+    async def main():
+        return await asyncio.create_subprocess_exec(
+            "sh", "-c", "read line; echo $line", stdin=int(child_reads), stdout=int(child_writes), stderr=asyncio.subprocess.DEVNULL
+        )
+
+    def abandon():
+        # The loop is of another generation of the collector's than what comes after it.
+        loop = new_loop()
+        gc.collect(0)
+        process = loop.run_until_complete(main())
+        loop.itself, process.loop = loop, loop
+        return [loop, process]
+
+    def leave(coroutine):
+        coroutine.close()
+        sys.exit()
+
+    gc.disable()
+    if ending == "collected":
+        abandon()
+        gc.collect()
+    elif ending == "garbage":
+        abandon()
+    elif ending == "global":
+        kept = abandon()
+    elif ending == "last":
+        builtins.kept = abandon()
+    elif ending == "thread":
+        thread = threading.Thread(target=lambda: setattr(builtins, "kept", abandon()))
+        thread.start()
+        thread.join()
+    elif ending == "sys.exit":
+        loop = new_loop()
+        async def exit():
+            await main()
+            sys.exit()
+        loop.run_until_complete(exit())
+"""
+
+
+@pytest.mark.parametrize("watched_by", ["pidfd", "thread"])
+@pytest.mark.parametrize("ending", ["collected", "garbage", "global", "last", "thread", "sys.exit"])
+def test_a_program_ends_although_a_child_lives_and_the_loop_is_open(arm, ending, watched_by):
+    """And the child lives on if it does under asyncio, which up to Python 3.11 refers to it in a thread."""
+
+    def run(arm):
+        child_reads, we_write = os.pipe()
+        we_read, child_writes = os.pipe()
+        ends = (child_reads, child_writes)
+        arguments = (ending, watched_by, *map(str, ends))
+        program = run_child(UNCLOSED, arm, *arguments, python_flags=("-W", "ignore"), pass_fds=ends)
+        for end in ends:
+            os.close(end)
+        with contextlib.suppress(BrokenPipeError):
+            os.write(we_write, b"alive")
+        os.close(we_write)
+        with open(we_read) as output:
+            fate = output.read().strip() or "killed"
+        return program.returncode, fate, program.stderr
+
+    expected = run("asyncio")
+    assert expected[0] == 0
+    assert expected[1] in ("alive", "killed")
+    returncode, fate, stderr = run(arm)
+    assert (returncode, fate) == expected[:2]
+    if arm != "asyncio":
+        assert stderr == ""
+
+
 def test_debug_mode_says_what_it_starts(loop_factory, caplog):
     def body(loop):
         caplog.clear()
