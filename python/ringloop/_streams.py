@@ -123,9 +123,24 @@ class ServerProtocol(_core.Slotted, streams.StreamReaderProtocol):
     def _drain_waiters(self: Any, waiters: Any) -> None:
         self._waiters = waiters or None
 
+    # A future that is made after the protocol may be finalized before it. If its exception must be retrieved, the protocol's `__del__`
+    # comes too late for that. So `_whether_closed` is None, then what the connection was lost by (an exception or `_done`), or a future
+    # once somebody has asked for it.
+
     @property
     def _closed(self: Any) -> asyncio.Future[None]:
-        if self._whether_closed is None:
+        closed = self._whether_closed
+        if closed is _done or isinstance(closed, BaseException):
+            if not self._connection_lost:
+                # asyncio's `connection_lost` asks whether there is something to do.
+                return _done
+            self._whether_closed = future = self._loop.create_future()
+            if closed is _done:
+                future.set_result(None)
+            else:
+                future.set_exception(closed)
+                future.exception()
+        elif closed is None:
             self._whether_closed = self._loop.create_future()
         return self._whether_closed  # type: ignore[no-any-return]
 
@@ -133,6 +148,20 @@ class ServerProtocol(_core.Slotted, streams.StreamReaderProtocol):
     def _closed(self: Any, future: asyncio.Future[None]) -> None:
         # The first one is that of asyncio's __init__.
         self._whether_closed = future if hasattr(self, "_whether_closed") else None
+
+    def connection_lost(self: Any, exc: Exception | None) -> None:
+        if self._whether_closed is None:
+            self._whether_closed = _done if exc is None else exc
+            _Protocol.connection_lost(self, exc)
+            return
+        _Protocol.connection_lost(self, exc)
+        closed = self._whether_closed
+        if futures.isfuture(closed) and closed.done() and not closed.cancelled():
+            closed.exception()
+
+    def __del__(self) -> None:
+        # asyncio's retrieves the exception of the future, for which it would be made here.
+        pass
 
     def connection_made(self: Any, transport: Any) -> None:
         if (

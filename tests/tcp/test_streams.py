@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import socket
 
 import pytest
@@ -531,6 +532,90 @@ def test_start_server_with_a_coroutine(loop):
         return answer
 
     assert loop.run_until_complete(main()) == b"you said hello\n"
+
+
+@contextlib.asynccontextmanager
+async def handled(handle):
+    """A socket whose other end a server has given to `handle`, and the task that runs it."""
+    tasks = []
+
+    async def note(reader, writer):
+        tasks.append(asyncio.current_task())
+        await handle(reader, writer)
+
+    server = await asyncio.start_server(note, HOST, 0)
+    peer = socket.create_connection(server.sockets[0].getsockname())
+    try:
+        await until(lambda: tasks)
+        yield peer, tasks[0]
+    finally:
+        peer.close()
+        await asyncio.wait(tasks)
+        server.close()
+
+
+@pytest.mark.parametrize("asked", ["never", "early", "late"])
+def test_a_reset_that_the_handler_has_caught_is_not_reported(loop, asked):
+    """Whoever of the connection's objects the collector finalizes first: it takes younger generations first."""
+    contexts = capture_contexts(loop)
+
+    async def handle(reader, writer):
+        waiting = None
+        if asked == "early":
+            waiting = asyncio.ensure_future(writer.wait_closed())
+            await turns(2)
+            waiting.cancel()
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+        writer.close()
+        if asked == "late":
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+        cycle = [reader, writer, waiting]
+        cycle.append(cycle)
+
+    async def main():
+        async with handled(handle) as (peer, task):
+            await turns(3)
+            # What there is now is of another generation than what comes.
+            gc.collect(0)
+            reset(peer)
+            await asyncio.wait([task])
+            await turns(3)
+
+    gc.collect()
+    gc.disable()
+    try:
+        loop.run_until_complete(main())
+        gc.collect()
+    finally:
+        gc.enable()
+    assert contexts == []
+
+
+@pytest.mark.parametrize("ending", ["close", "reset"])
+def test_wait_closed_may_be_asked_after_the_end(loop, ending):
+    results = []
+
+    async def handle(reader, writer):
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+        writer.close()
+        await turns(3)
+        for _ in range(2):
+            try:
+                results.append(await writer.wait_closed())
+            except ConnectionResetError as error:
+                results.append(type(error))
+
+    async def main():
+        async with handled(handle) as (peer, task):
+            await turns(3)
+            peer.close() if ending == "close" else reset(peer)
+            await asyncio.wait([task])
+
+    loop.run_until_complete(main())
+    assert results == [None if ending == "close" else ConnectionResetError] * 2
 
 
 def test_start_server_with_a_plain_function(loop):
