@@ -3,12 +3,14 @@
 import asyncio
 import concurrent.futures
 import contextlib
+import gc
 import json
 import os
 import signal
 import socket
 import ssl
 import time
+import weakref
 
 import h2.connection
 import h2.events
@@ -377,6 +379,33 @@ async def running(config):
 
 async def hello(scope, receive, send):
     await answer(send, b"hello")
+
+
+def test_a_server_that_has_ended_does_not_wait_for_the_garbage_collector(loop, files):
+    config = config_of(files, hello, port=0, lifespan="off", install_signal_handlers=False)
+
+    async def serve():
+        server = Server(config)
+        task = asyncio.ensure_future(server.serve())
+        await support.until(lambda: server.started or task.done())
+        server.should_exit = True
+        await task
+        return weakref.ref(server)
+
+    async def test():
+        ended = await serve()
+        # The task that watches the files is cancelled, and has yet to end.
+        await support.until(lambda: len(asyncio.all_tasks()) == 1)
+        await asyncio.sleep(0)
+        assert ended() is None
+
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        loop.run_until_complete(test())
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @both_backends

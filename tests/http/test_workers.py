@@ -369,6 +369,61 @@ def test_a_restart_that_fails_keeps_the_old_workers(arm, tmp_path):
         assert program.stop() == 0
 
 
+def descriptors(pid):
+    """What the descriptors of a process refer to, by their numbers."""
+    found = {}
+    for entry in pathlib.Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found[int(entry.name)] = entry.readlink().name
+    return found
+
+
+# `ringloop` without the garbage collector, which says at its end how many workers there still are.
+UNCOLLECTED = """
+import atexit, gc, sys
+from ringloop.__main__ import main
+from ringloop.http._processes import Worker
+gc.disable()
+atexit.register(lambda: print("workers left:", sum(isinstance(one, Worker) for one in gc.get_objects())))
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_the_parent_keeps_nothing_of_a_worker_that_is_gone(arm, tmp_path):
+    """However it went; and without the help of the garbage collector, which may not run for hours."""
+    module = tmp_path / "changing.py"
+    module.write_text("from applications import app\n")
+    options = ("--app-dir", str(tmp_path), "--workers", "1", "--workers-lifetime", "9999", *PATIENT)
+    command = [sys.executable, "-c", UNCOLLECTED, "serve", "changing:app", "--port", "0", *options]
+    with serving(arm, command=command) as program:
+        parent = program.process.pid
+        (first,) = started(program, 1)
+        before = descriptors(parent)
+
+        def only_one_is_left():
+            wait_until(lambda: len(children(parent)) == 1, program)
+            wait_until(lambda: len(descriptors(parent)) == len(before), program)
+
+        program.send(signal.SIGHUP)
+        second = started(program, 2)[1]
+        only_one_is_left()
+        os.kill(second, signal.SIGKILL)
+        started(program, 3)
+        only_one_is_left()
+        program.send(signal.SIGTTIN)
+        started(program, 4)
+        program.send(signal.SIGTTOU)
+        only_one_is_left()
+        module.write_text("undefined\n")
+        program.send(signal.SIGHUP)
+        program.wait_for("The restart is aborted.")
+        only_one_is_left()
+        assert program.stop() == 0
+        assert gone(first)
+        # The last one is that of the only place.
+        assert "workers left: 1" in program.output.splitlines()
+
+
 def test_a_successor_that_dies_while_the_old_worker_ends_is_replaced_at_once(arm):
     """The old worker accepts nothing any more, so nobody would serve until it is gone."""
     options = ("--workers-lifetime", "9999", "--timeout-graceful-shutdown", "1000", *PATIENT)

@@ -68,6 +68,8 @@ class Worker:
         self._answers = True
         self._killed = False
         self.started = False
+        # The exit status, negative for a signal; None while it runs.
+        self.exitcode: int | None = None
         self._connection, theirs = _spawn.Pipe()
         try:
             self._process = _spawn.Process(target=_work, args=(config, sockets, theirs, _stdin()))
@@ -83,12 +85,8 @@ class Worker:
         self._pidfd = os.pidfd_open(self.pid)
         self._loop.add_reader(self._pidfd, self._note_end)
         self._loop.add_reader(self._connection.fileno(), self._note_message)
+        self._look: asyncio.Task[None] | None
         self._look = self._loop.create_task(self._look_after(), name=f"worker {self.pid}")
-
-    @property
-    def exitcode(self) -> int | None:
-        """The exit status, negative for a signal; None while it runs."""
-        return self._process.exitcode
 
     @property
     def ended(self) -> bool:
@@ -129,8 +127,13 @@ class Worker:
         while not self._connection.closed and self._connection.poll():
             self._note_message()
         self._drop_connection()
+        assert self._look is not None
         self._look.cancel()
+        # The task keeps the traceback of its cancellation, which refers to this object.
+        self._look = None
         self._process.join()
+        self.exitcode = self._process.exitcode
+        self._process.close()
         self._board.end(self.pid)
         self._ended.set()
         self._settled.set()

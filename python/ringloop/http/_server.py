@@ -170,6 +170,8 @@ class Server:
         logger.info("Shutting down")
         if self._tls_watch is not None:
             self._tls_watch.cancel()
+            # The task keeps the traceback of its cancellation, which refers to this object.
+            self._tls_watch = None
         assert self._lifespan is not None
         since = time.monotonic()
         try:
