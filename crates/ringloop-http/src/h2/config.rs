@@ -29,8 +29,8 @@ pub struct Config {
     pub control_frames: u32,
     /// How many more control frames a client can send per second. Default: 200.
     pub control_frames_per_s: u32,
-    /// How many WINDOW_UPDATE frames a client can send at once, besides one for each KiB that was sent to it. Default:
-    /// 10,000.
+    /// How many WINDOW_UPDATE frames a client can send at once, besides two for each DATA frame and one for each 256 bytes
+    /// that were sent to it. Default: 10,000.
     pub window_updates: u32,
     /// How many more WINDOW_UPDATE frames a client can send per second. Default: 5,000.
     pub window_updates_per_s: u32,

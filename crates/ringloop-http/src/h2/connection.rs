@@ -166,7 +166,7 @@ impl Connection {
         self.drive(true, now_ms);
         let before = out.len();
         self.is_stirred |= self.pipe.take_output(out);
-        self.meter.count_sent(out.len() - before);
+        self.meter.count_sent(&out[before..]);
     }
 
     /// Whether there are events. More can follow when those were taken.
@@ -457,7 +457,6 @@ impl Connection {
             }
             return Err(error);
         }
-        self.meter.count_piece();
         self.flush(stream, now_ms);
         Ok(())
     }

@@ -17,11 +17,12 @@ const END_HEADERS: u8 = 4;
 const PADDED: u8 = 8;
 /// A padded DATA frame with at most this payload, in bytes, may consist of padding only.
 const PADDING_MAX: u64 = 256;
-/// For each of so many bytes that were sent, a client may send a WINDOW_UPDATE frame. Go's sends two, for the stream and for
-/// the connection, for each 4 KiB that its user has read.
-const BYTES_PER_UPDATE: u64 = 1024;
-/// So many may follow from each piece of a body, however small it is: haproxy's sends two for what it has read.
-const UPDATES_PER_PIECE: u64 = 2;
+/// For each of so many bytes that were sent, a client may send a WINDOW_UPDATE frame. Clients send two, for the stream and
+/// for the connection, for what they have read: Go's for each 4 KiB, others for what one segment has brought, which has 536
+/// bytes or more (RFC 9293, section 3.7.1).
+const BYTES_PER_UPDATE: u64 = 256;
+/// So many may follow from each DATA frame, however small it is: for its stream, and for the connection.
+const UPDATES_PER_FRAME: u64 = 2;
 
 /// A limit for a kind of frames: how many at once, and how many per second (a token bucket).
 #[derive(Debug)]
@@ -61,13 +62,48 @@ impl Allowance {
     }
 }
 
-/// Reads the heads of received frames, and counts them.
+/// Finds the heads of frames, which come in pieces.
 #[derive(Debug)]
-pub(super) struct Meter {
+struct Heads {
     head: [u8; HEAD],
-    head_length: usize,
+    length: usize,
     /// The number of bytes before the next head.
     skip: u64,
+}
+
+impl Heads {
+    fn new(skip: u64) -> Self {
+        Heads {
+            head: [0; HEAD],
+            length: 0,
+            skip,
+        }
+    }
+
+    /// The kind and the flags of the next frame, if its head is complete. `skip` then is the length of its payload.
+    fn next(&mut self, bytes: &mut &[u8]) -> Option<(u8, u8)> {
+        let skipped = usize::try_from(self.skip).map_or(bytes.len(), |skip| skip.min(bytes.len()));
+        *bytes = &bytes[skipped..];
+        self.skip -= skipped as u64;
+        let length = bytes.len().min(HEAD - self.length);
+        self.head[self.length..self.length + length].copy_from_slice(&bytes[..length]);
+        self.length += length;
+        *bytes = &bytes[length..];
+        if self.length < HEAD {
+            return None;
+        }
+        self.length = 0;
+        let [high, middle, low, kind, flags, ..] = self.head;
+        self.skip = u64::from(u32::from_be_bytes([0, high, middle, low]));
+        Some((kind, flags))
+    }
+}
+
+/// Reads the heads of frames, and counts them.
+#[derive(Debug)]
+pub(super) struct Meter {
+    received: Heads,
+    written: Heads,
     /// Whether the last frame was a part of a header block, and whether it was the last part.
     is_block: bool,
     ends_block: bool,
@@ -82,9 +118,8 @@ pub(super) struct Meter {
 impl Meter {
     pub(super) fn new(config: &Config) -> Self {
         Meter {
-            head: [0; HEAD],
-            head_length: 0,
-            skip: PREFACE,
+            received: Heads::new(PREFACE),
+            written: Heads::new(0),
             is_block: false,
             ends_block: false,
             resets: Allowance::new(config.resets, config.resets_per_s),
@@ -100,7 +135,7 @@ impl Meter {
 
     /// Whether a header block has begun and is not complete.
     pub(super) fn is_in_head(&self) -> bool {
-        self.is_block && !(self.ends_block && self.skip == 0)
+        self.is_block && !(self.ends_block && self.received.skip == 0)
     }
 
     /// Count a reset that the server had to send. Returns whether it is within the limit for the client's own resets.
@@ -109,14 +144,17 @@ impl Meter {
     }
 
     /// Count bytes that were sent.
-    pub(super) fn count_sent(&mut self, length: usize) {
-        self.sent = self.sent.saturating_add(length as u64);
-    }
-
-    /// Count a piece of a body that the application sends. Frames that a client's window cuts it into do not count: with a
-    /// window of one byte, the client would earn more than it spends.
-    pub(super) fn count_piece(&mut self) {
-        let earned = UPDATES_PER_PIECE * BYTES_PER_UPDATE;
+    ///
+    /// Each DATA frame counts, also those that the client's window has cut a piece of a body into. A client that gives room
+    /// for each frame as it comes may get smaller and smaller ones: its window gives out within a piece, and what it gives
+    /// room for next ends within another.
+    pub(super) fn count_sent(&mut self, mut bytes: &[u8]) {
+        let mut earned = bytes.len() as u64;
+        while let Some((kind, _)) = self.written.next(&mut bytes) {
+            if kind == DATA && self.written.skip > 0 {
+                earned += UPDATES_PER_FRAME * BYTES_PER_UPDATE;
+            }
+        }
         self.sent = self.sent.saturating_add(earned);
     }
 
@@ -133,29 +171,15 @@ impl Meter {
 
     /// Count the frames in `bytes`. Returns whether they are within the limits.
     pub(super) fn count(&mut self, mut bytes: &[u8], now_ms: u64) -> bool {
-        loop {
-            let skipped =
-                usize::try_from(self.skip).map_or(bytes.len(), |skip| skip.min(bytes.len()));
-            bytes = &bytes[skipped..];
-            self.skip -= skipped as u64;
-            let length = bytes.len().min(HEAD - self.head_length);
-            self.head[self.head_length..self.head_length + length]
-                .copy_from_slice(&bytes[..length]);
-            self.head_length += length;
-            bytes = &bytes[length..];
-            if self.head_length < HEAD {
-                return true;
-            }
-            self.head_length = 0;
-            let [high, middle, low, kind, flags, ..] = self.head;
-            self.skip = u64::from(u32::from_be_bytes([0, high, middle, low]));
+        while let Some((kind, flags)) = self.received.next(&mut bytes) {
+            let length = self.received.skip;
             self.is_block = matches!(kind, HEADERS | CONTINUATION);
             self.ends_block = flags & END_HEADERS != 0;
             let is_allowed = match kind {
                 RST_STREAM => self.resets.take(now_ms),
                 WINDOW_UPDATE => self.take_window_update(now_ms),
                 DATA if flags & END_STREAM == 0
-                    && (self.skip == 0 || (flags & PADDED != 0 && self.skip <= PADDING_MAX)) =>
+                    && (length == 0 || (flags & PADDED != 0 && length <= PADDING_MAX)) =>
                 {
                     self.empty_data_frames.take(now_ms)
                 }
@@ -167,6 +191,7 @@ impl Meter {
                 return false;
             }
         }
+        true
     }
 }
 
@@ -253,12 +278,27 @@ mod tests {
             window_updates: 7,
             ..Config::default()
         };
-        let mut meter = Meter::new(&config);
-        meter.count_sent(3 * 1024 - 1);
-        meter.count_piece();
-        assert!(meter.count(&[0; PREFACE as usize], 0));
         let update = frame(WINDOW_UPDATE, 0, 4);
-        assert_eq!((0..20).find(|_| !meter.count(&update, 0)), Some(2 + 2 + 7));
+        for step in [1, 4, 1000] {
+            // Two for each DATA frame that is not empty, and one for each 256 bytes: 5 frames have 45 bytes more.
+            let sent = [
+                frame(HEADERS, END_HEADERS, 3 * 256 - 45),
+                frame(DATA, 0, 255),
+                frame(4, 0, 0),
+                frame(DATA, 0, 1),
+                frame(DATA, END_STREAM, 0),
+            ]
+            .concat();
+            let mut meter = Meter::new(&config);
+            assert!(meter.count(&[0; PREFACE as usize], 0));
+            for piece in sent.chunks(step) {
+                meter.count_sent(piece);
+            }
+            assert_eq!(
+                (0..20).find(|_| !meter.count(&update, 0)),
+                Some(2 + 2 + 4 + 7)
+            );
+        }
     }
 
     #[test]

@@ -1,5 +1,8 @@
 //! Floods: what costs a server more than its client.
 
+use std::collections::VecDeque;
+
+use bytes::Bytes;
 use ringloop_http::h2::{Config, End, Event};
 
 use crate::support::{CANCEL, ENHANCE_YOUR_CALM, GET, Server, get_but, goaway, only_request};
@@ -7,6 +10,162 @@ use crate::targets::h2::{
     ACK, CONTINUATION, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, PING, PRIORITY, RST_STREAM,
     SETTINGS, WINDOW_UPDATE, block, frame,
 };
+
+/// When a client that gives room for each DATA frame by itself does so.
+#[derive(Clone, Copy, Debug)]
+enum Room {
+    /// As soon as the frames have come, or one by one when the server can send no more.
+    AtOnce,
+    WhenFull,
+    /// The same, and the server sends between the frame for the stream and that for the connection, or the other way
+    /// round.
+    StreamFirst,
+    ConnectionFirst,
+}
+
+/// Sends these pieces on each of the streams to a client that gives room for each DATA frame, for its stream and for the
+/// connection, while no time passes. Returns the number of DATA frames and of bytes that the server has sent.
+fn download(server: &mut Server, streams: &[u32], pieces: &[Bytes], room: Room) -> (u64, u64) {
+    for &stream in streams {
+        only_request(server.request(stream, GET));
+        server.respond(stream, 200, &[], None).unwrap();
+    }
+    let mut left: Vec<_> = streams.iter().map(|&stream| (stream, 0)).collect();
+    // What was received and not acknowledged yet: streams and lengths.
+    let mut received: VecDeque<(u32, u32)> = VecDeque::new();
+    let (mut count, mut sent) = (0, 0);
+    let mut out = Vec::new();
+    loop {
+        for (stream, next) in &mut left {
+            while *next < pieces.len() && server.connection.buffered(*stream) == 0 {
+                let piece = pieces[*next].clone();
+                *next += 1;
+                let last = *next == pieces.len();
+                server.connection.send(*stream, piece, last, 0).unwrap();
+            }
+        }
+        out.clear();
+        server.connection.take_output(&mut out, 0);
+        sent += out.len() as u64;
+        let mut rest = &out[..];
+        let mut was_sent = false;
+        while let Some((head, behind)) = rest.split_first_chunk::<9>() {
+            let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+            let stream = u32::from_be_bytes([head[5], head[6], head[7], head[8]]);
+            assert_ne!(head[3], GOAWAY, "after {count} frames: {room:?}");
+            if head[3] == DATA && length > 0 {
+                was_sent = true;
+                count += 1;
+                received.push_back((stream, length));
+            }
+            rest = &behind[length as usize..];
+        }
+        if was_sent && !matches!(room, Room::AtOnce) {
+            continue;
+        }
+        let number = match room {
+            Room::AtOnce => received.len(),
+            _ => received.len().min(1),
+        };
+        if number == 0 {
+            assert!(left.iter().all(|(_, next)| *next == pieces.len()));
+            return (count, sent);
+        }
+        let given: Vec<_> = received.drain(..number).collect();
+        for (stream, length) in given {
+            let update = |stream| frame(WINDOW_UPDATE, 0, stream, &length.to_be_bytes());
+            let (first, second) = match room {
+                Room::ConnectionFirst => (0, stream),
+                _ => (stream, 0),
+            };
+            server.give(&update(first));
+            if matches!(room, Room::StreamFirst | Room::ConnectionFirst) {
+                let now = server.output();
+                count += now.len() as u64;
+                for frame in now {
+                    assert_eq!(frame.kind, DATA, "{room:?}");
+                    sent += 9 + frame.payload.len() as u64;
+                    received.push_back((frame.stream, frame.payload.len() as u32));
+                }
+            }
+            server.give(&update(second));
+        }
+    }
+}
+
+/// A server that allows for little besides what follows from what it has sent.
+fn strict() -> Server {
+    let mut config = Config::default();
+    config.window_updates = 100;
+    config.window_updates_per_s = 0;
+    Server::new(&config)
+}
+
+#[test]
+fn a_client_may_give_room_for_each_frame_by_itself() {
+    let piece = |length| Bytes::from(vec![b'x'; length]);
+    // Small pieces, for more than two windows: the window is no multiple of their length, so that it cuts them into ever
+    // smaller frames.
+    let small = |length| vec![piece(length); 150_000 / length];
+    // Small pieces, and then a large one, which the client's frames cut as small.
+    let mixed = [vec![piece(100); 656], vec![piece(100_000)]].concat();
+    for room in [
+        Room::AtOnce,
+        Room::WhenFull,
+        Room::StreamFirst,
+        Room::ConnectionFirst,
+    ] {
+        for pieces in [small(22), small(100), small(1000), mixed.clone()] {
+            let (count, _) = download(&mut strict(), &[1], &pieces, room);
+            assert!(count >= pieces.len() as u64);
+        }
+        download(&mut strict(), &[1, 3, 5], &small(100), room);
+    }
+}
+
+#[test]
+fn a_client_may_give_room_for_each_frame_of_a_gigabyte() {
+    // A multiple of the window, so that this doesn't cut it into small frames, which take too long.
+    let pieces = vec![Bytes::from(vec![b'x'; 16 * 65_535]); 1025];
+    let (count, sent) = download(&mut strict(), &[1], &pieces, Room::WhenFull);
+    assert!(count >= 1 << 16 && sent > 1 << 30);
+}
+
+#[test]
+fn a_client_may_give_room_for_each_part_of_a_frame_that_it_has_read() {
+    let mut server = strict();
+    only_request(server.request(1, GET));
+    server.respond(1, 200, &[], None).unwrap();
+    let piece = Bytes::from(vec![b'x'; 60_000]);
+    for _ in 0..20 {
+        server.connection.send(1, piece.clone(), false, 0).unwrap();
+        let sent: usize = server.output().iter().map(|it| it.payload.len()).sum();
+        // The smallest segments that TCP has to send: RFC 9293, section 3.7.1.
+        for part in (0..sent).step_by(536) {
+            let length = (sent - part).min(536) as u32;
+            for stream in [1, 0] {
+                let events = server.give(&frame(WINDOW_UPDATE, 0, stream, &length.to_be_bytes()));
+                assert!(events.is_empty(), "{events:?}");
+            }
+        }
+    }
+    assert_eq!(server.connection.buffered(1), 0);
+}
+
+#[test]
+fn a_client_that_gives_more_room_than_it_was_sent_data_is_a_flood() {
+    for room in [Room::AtOnce, Room::WhenFull] {
+        let mut server = strict();
+        let pieces = vec![Bytes::from(vec![b'x'; 100]); 1500];
+        let (count, sent) = download(&mut server, &[1], &pieces, room);
+        // It has given room for each frame already. What was sent, and the burst, allow for some more.
+        let more = sent / 256 + 100;
+        let update = frame(WINDOW_UPDATE, 0, 0, &[0, 0, 0, 1]);
+        let ended = (0..).find(|_| !server.give(&update).is_empty()).unwrap();
+        assert!(ended <= more + 1, "{ended} after {count} frames");
+        assert_eq!(goaway(&server.output()), Some(ENHANCE_YOUR_CALM));
+    }
+}
 
 /// Whether a server ends the connection when it receives `flood` this number of times.
 fn is_flooded(times: usize, open_first: bool, mut flood: impl FnMut(u32) -> Vec<u8>) -> bool {
