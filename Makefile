@@ -13,6 +13,8 @@ ARGS ?=
 # than they compute, so the default is two for each CPU.
 WORKERS ?= $(shell echo $$((2 * $$(nproc))))
 export CARGO_TARGET_DIR ?= target
+# Children of tests start sooner from compiled files.
+unexport PYTHONDONTWRITEBYTECODE PYTHONUNBUFFERED
 ifneq ($(FAST),)
 export CARGO_PROFILE_RELEASE_LTO = off
 export CARGO_PROFILE_RELEASE_CODEGEN_UNITS = 16
@@ -194,13 +196,14 @@ try-wheels: $(VENV)/.wheels-installed ## install what is in dist in fresh enviro
 	$(say) 'trying the wheels'
 	@$(python) tools/try_wheels.py $(ARGS)
 
-test-package: prerequisites $(VENV)/.wheels-installed ## this machine's wheels and the source distribution, built and tried
+test-package: extension $(VENV)/.wheels-installed ## this machine's wheels and the source distribution, built and tried
 	$(say) 'wheels for this machine'
 	@rm -rf $(package) && mkdir -p $(package)
 	@$(for_wheels) $(python) tools/wheels.py --fast --target $$(uname -m)-unknown-linux-gnu --output $(package)
 	@$(python) tools/audit_wheel.py $(package)/*.whl
 	@$(VENV)/bin/maturin sdist --out $(package)
 	@$(python) tools/try_wheels.py $(package) $(ARGS)
+	@$(pytest) packages-$(minor_version) tests/packages
 
 crates: prerequisites ## package both crates as for crates.io; uploads nothing
 	$(say) 'the crates, as crates.io would get them'

@@ -1,5 +1,6 @@
 """Reading from a TCP transport: pausing, resuming, and what stays unread."""
 
+import asyncio
 import contextlib
 import socket
 

@@ -104,6 +104,21 @@ def test_up_to_five_tests_may_be_flaky(count, capsys):
     assert ("what was seen" in capsys.readouterr().out) == (count > 0)
 
 
+def test_a_flaky_test_passes_each_time_alone():
+    passes = {"first": iter([True, True]), "second": iter([True, False])}
+    records = [test_records.Record(name, "failed") for name in passes]
+    assert not test_records.judge(records, lambda name: next(passes[name]))
+    assert [record.outcome for record in records] == ["flaky", "failed"]
+
+
+@pytest.mark.parametrize("failed", [test_records.MAX_FLAKY, test_records.MAX_FLAKY + 1])
+def test_more_failures_than_may_be_flaky_are_not_run_again(failed):
+    again = []
+    records = [test_records.Record(str(number), "failed") for number in range(failed)]
+    assert test_records.judge(records, lambda name: again.append(name) or True) == (failed <= 5)
+    assert len(again) == (2 * failed if failed <= 5 else 0)
+
+
 def test_the_tables_of_a_check(tmp_path, monkeypatch):
     import check_tables
 
