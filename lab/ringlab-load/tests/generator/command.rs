@@ -1,7 +1,8 @@
 //! The generator as a command: what it prints, what it refuses, how it ends.
 
 use crate::common::{
-    PROGRAM, assert_flawless, echo_server, events, events_of, histogram, result, run, text,
+    PROGRAM, assert_flawless, echo_server, events, events_of, flawless, histogram, is_alone,
+    result, run, text,
 };
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Write};
@@ -57,16 +58,17 @@ fn the_histogram_holds_what_the_figures_say() {
 #[test]
 fn the_servers_processes_are_accounted_for() {
     // The server's threads are this process's.
+    if !is_alone("command::the_servers_processes_are_accounted_for") {
+        return;
+    }
     let pid = id().to_string();
-    let result = result(
+    let result = flawless(
         "echo",
         echo_server(),
         &[&BRIEFLY[..], &["--account", &pid]].concat(),
     );
-    assert_flawless(&result);
     let server = &result["server"];
     let figure = |name: &str| server[name].as_u64().unwrap();
-    // The generators that other tests run are this process's children, too.
     let processes = server["processes"].as_array().unwrap();
     assert!(processes.contains(&id().into()), "{server}");
     assert!(figure("cpu_ns") > 0);
@@ -328,8 +330,7 @@ fn the_window_can_end_by_operations() {
         "--max-operations",
         "500",
     ];
-    let result = result("echo", echo_server(), &load);
-    assert_flawless(&result);
+    let result = flawless("echo", echo_server(), &load);
     assert!(result["operations"].as_u64().unwrap() >= 500);
     assert!(result["ended_early"].is_null());
 }
@@ -348,8 +349,7 @@ fn connections_can_be_opened_over_a_while() {
         "--threads",
         "2",
     ];
-    let result = result("echo", echo_server(), &load);
-    assert_flawless(&result);
+    let result = flawless("echo", echo_server(), &load);
     // The last one is due after nine tenths of the time.
     assert!(
         result["connections"]["opening_s"].as_f64().unwrap() >= 0.4,
@@ -361,8 +361,7 @@ fn connections_can_be_opened_over_a_while() {
 fn the_time_in_which_the_generator_works_is_no_more_than_the_window() {
     for spin_us in ["0", "100", "1000000"] {
         let options = ["--spin-us", spin_us, "--cpu", "0"];
-        let result = result("echo", echo_server(), &[&BRIEFLY[..], &options].concat());
-        assert_flawless(&result);
+        let result = flawless("echo", echo_server(), &[&BRIEFLY[..], &options].concat());
         let busy = result["client"]["busy_fraction"].as_f64().unwrap();
         assert!(busy > 0.0 && busy <= 1.0, "{result}");
     }
@@ -492,8 +491,7 @@ fn a_server_may_listen_on_ipv6() {
         }
     });
     for workload in ["echo", "rtt"] {
-        let result = result(workload, address, &BRIEFLY);
-        assert_flawless(&result);
+        let result = flawless(workload, address, &BRIEFLY);
         assert_eq!(result["options"]["address"], address.to_string());
     }
 }

@@ -186,6 +186,43 @@ pub(crate) fn assert_flawless(result: &Value) {
     assert!(result["operations"].as_u64().unwrap() > 0, "{result}");
 }
 
+/// Whether this process runs this test only. If not, it is run in a process of its own, and must pass there: it is about the process of
+/// the server with its children, and the generators that other tests run would be children that come and go.
+pub(crate) fn is_alone(test: &str) -> bool {
+    const ALONE: &str = "RINGLAB_TEST_ALONE";
+    if std::env::var_os(ALONE).is_some() {
+        return true;
+    }
+    let status = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test])
+        .env(ALONE, "yes")
+        .status();
+    assert!(status.unwrap().success());
+    false
+}
+
+/// Runs the generator, which must have measured something, and met no failure; returns its result. A busy machine may leave a server
+/// no time in a short window: it is tried again with one that is twice as long.
+pub(crate) fn flawless(workload: &str, address: SocketAddr, options: &[&str]) -> Value {
+    let at = options
+        .iter()
+        .position(|option| *option == "--window")
+        .expect("its length is given")
+        + 1;
+    let mut window_s: f64 = options[at].parse().unwrap();
+    loop {
+        let window = window_s.to_string();
+        let mut options = options.to_vec();
+        options[at] = &window;
+        let result = result(workload, address, &options);
+        if result["void"] != "nothing was answered in the window" || window_s > 60.0 {
+            assert_flawless(&result);
+            return result;
+        }
+        window_s *= 2.0;
+    }
+}
+
 /// The histogram that a result has under `latency.name` (with --hdr).
 pub(crate) fn histogram(result: &Value, name: &str) -> Histogram<u64> {
     let encoded = result["latency"][name]["hdr"].as_str().unwrap();

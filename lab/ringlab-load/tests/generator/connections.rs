@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::common::{
-    Answer, RIGHT_RESPONSE, assert_flawless, assert_only_failure, echo_server, http_server,
-    message_server, result, run, server, text,
+    Answer, RIGHT_RESPONSE, assert_flawless, assert_only_failure, echo_server, flawless,
+    http_server, is_alone, message_server, result, run, server, text,
 };
 
 const BRIEFLY: [&str; 6] = ["--warm-up", "0.1", "--window", "0.3", "--connections", "3"];
@@ -43,8 +43,7 @@ fn each_connection_of_a_churn_carries_one_message_and_leaves_no_port_behind() {
         Answer::Sent
     });
     let before = time_wait(address);
-    let result = result("echo", address, &[&BRIEFLY[..], &["--churn"]].concat());
-    assert_flawless(&result);
+    let result = flawless("echo", address, &[&BRIEFLY[..], &["--churn"]].concat());
     assert_eq!(result["connections"]["alive_at_end"], 3);
     let operations = result["operations"].as_u64().unwrap() as usize;
     let seen = messages.load(Ordering::Relaxed);
@@ -77,8 +76,7 @@ fn http_requests_of_a_churn_ask_for_the_end_of_the_connection() {
             Ok(())
         });
         let before = time_wait(address);
-        let result = result("http", address, &[&BRIEFLY[..], &["--churn"]].concat());
-        assert_flawless(&result);
+        let result = flawless("http", address, &[&BRIEFLY[..], &["--churn"]].concat());
         assert_eq!(result["connections"]["alive_at_end"], 3);
         assert!(time_wait(address) <= before);
     }
@@ -137,6 +135,11 @@ fn a_server_that_closes_or_resets_instead_of_answering_is_told() {
 
 #[test]
 fn idle_connections_exchange_one_message_and_the_memory_is_read_in_steps() {
+    if !is_alone(
+        "connections::idle_connections_exchange_one_message_and_the_memory_is_read_in_steps",
+    ) {
+        return;
+    }
     let messages = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&messages);
     let address = message_server(64, move |_, _, _| {
@@ -218,8 +221,7 @@ fn a_lie_to_an_idle_connection_and_a_lost_one_are_told() {
 #[test]
 fn echo_has_an_open_loop() {
     let options = [&BRIEFLY[..], &["--rate", "500", "--size", "64"]].concat();
-    let result = result("echo", echo_server(), &options);
-    assert_flawless(&result);
+    let result = flawless("echo", echo_server(), &options);
     assert_eq!(result["open_loop"]["rate_asked_per_s"], 500.0);
     assert_eq!(
         result["latency"]["corrected"]["count"],

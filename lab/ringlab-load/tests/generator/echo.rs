@@ -1,7 +1,8 @@
 //! Echo servers with known behaviour, and what the generator says of them.
 
 use crate::common::{
-    Answer, assert_flawless, assert_only_failure, echo_server, message_server, result, server,
+    Answer, assert_flawless, assert_only_failure, echo_server, flawless, message_server, result,
+    server,
 };
 use serde_json::Value;
 use std::io::{self, Read, Write};
@@ -39,8 +40,7 @@ fn a_right_server_has_no_failures_whatever_the_frames() {
             "--threads",
             threads,
         ];
-        let result = result("echo", address, &options(&BRIEFLY, &load));
-        assert_flawless(&result);
+        let result = flawless("echo", address, &options(&BRIEFLY, &load));
         let figure = |name: &str| result[name].as_f64().unwrap();
         assert!(figure("bytes_in") > 0.0 && figure("bytes_out") > 0.0);
         let connections: u64 = connections.parse().unwrap();
@@ -68,8 +68,7 @@ fn streams_come_back_whole() {
             "--threads",
             threads,
         ];
-        let result = result("echo", address, &options(&BRIEFLY, &load));
-        assert_flawless(&result);
+        let result = flawless("echo", address, &options(&BRIEFLY, &load));
         assert!(result["latency"]["service"].is_null());
         assert_eq!(result["connections"]["alive_at_end"], 5);
         let messages = result["operations"].as_f64().unwrap();
@@ -303,8 +302,7 @@ fn streams_in_small_pieces_count_as_well() {
         "--timeout",
         "0.5",
     ];
-    let result = result("echo", address, &options(&ENDLESS, &load));
-    assert_flawless(&result);
+    let result = flawless("echo", address, &options(&ENDLESS, &load));
     assert!(result["operations"].as_u64().unwrap() >= 100, "{result}");
 }
 
@@ -366,8 +364,7 @@ fn a_stream_is_held_back_until_a_server_that_lags_has_caught_up() {
     let messages = "60000000";
     let load = ["--mode", "stream", "--connections", "2", "--threads", "2"];
     let load = options(&load, &["--max-operations", messages]);
-    let result = result("echo", address, &options(&ENDLESS, &load));
-    assert_flawless(&result);
+    let result = flawless("echo", address, &options(&ENDLESS, &load));
     assert_eq!(result["connections"]["alive_at_end"], 2);
     assert!(result["streams"]["held_back"].as_u64().unwrap() > 0);
     let most = outstanding_most(&result, 2);
@@ -416,8 +413,7 @@ fn nothing_more_is_sent_on_a_stream_after_the_window() {
         Ok(())
     });
     let load = ["--mode", "stream", "--connections", "1"];
-    let result = result("echo", address, &options(&BRIEFLY, &load));
-    assert_flawless(&result);
+    flawless("echo", address, &options(&BRIEFLY, &load));
     // It was closed when all had come back: otherwise it would have been reset.
     ends.recv().unwrap().unwrap();
 }
@@ -510,8 +506,7 @@ fn latencies_of_about_the_windows_length_are_not_left_out() {
         "--connections",
         "5",
     ];
-    let result = result("echo", address, &load);
-    assert_flawless(&result);
+    let result = flawless("echo", address, &load);
     let service = &result["latency"]["service"];
     assert_eq!(service["count"], result["operations"], "{result}");
     let shortest_ns = service["min_ns"].as_f64().unwrap();

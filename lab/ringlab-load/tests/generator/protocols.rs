@@ -6,8 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::common::{
-    Answer, RIGHT_RESPONSE, assert_flawless, assert_only_failure, http_server, result, run, server,
-    text,
+    Answer, RIGHT_RESPONSE, assert_only_failure, flawless, http_server, result, run, server, text,
 };
 
 const BRIEFLY: [&str; 6] = ["--warm-up", "0.1", "--window", "0.3", "--connections", "3"];
@@ -54,7 +53,7 @@ fn a_body_is_sent_whole_and_its_answer_checked() {
         });
         let size = size.to_string();
         let options = ["--send", &size, "--body", &size];
-        assert_flawless(&result("http", address, &[&BRIEFLY[..], &options].concat()));
+        flawless("http", address, &[&BRIEFLY[..], &options].concat());
     }
 }
 
@@ -78,7 +77,7 @@ const CHUNKED: [&str; 4] = ["--body", "0123456789", "--times", "100"];
 fn a_missing_chunk_and_a_wrong_byte_in_a_late_one_void_the_run() {
     let right = || vec!["0123456789".repeat(10); 10];
     let address = chunked_server(move |_| right());
-    assert_flawless(&result("http", address, &[&BRIEFLY[..], &CHUNKED].concat()));
+    flawless("http", address, &[&BRIEFLY[..], &CHUNKED].concat());
 
     // The right answers before make the response a familiar one, which is compared and not parsed.
     let short = chunked_server(move |number| right().split_off(usize::from(number == 20)));
@@ -107,7 +106,7 @@ fn a_field_that_is_missing_or_has_another_value_voids_the_run() {
             (format!("{head}\r\n\r\nHello, World!"), Answer::Sent)
         });
         if is_right {
-            assert_flawless(&result("http", address, &[&BRIEFLY[..], &options].concat()));
+            flawless("http", address, &[&BRIEFLY[..], &options].concat());
         } else {
             assert_void("http", address, &options, "it has no 'X-Answer: right'");
         }
@@ -180,11 +179,7 @@ fn tls_server(response: &'static str, protocol: &'static str) -> SocketAddr {
 #[test]
 fn tls_is_spoken_and_what_it_brings_is_checked() {
     let options = [&BRIEFLY[..], &["--tls"]].concat();
-    assert_flawless(&result(
-        "http",
-        tls_server(RIGHT_RESPONSE, "http/1.1"),
-        &options,
-    ));
+    flawless("http", tls_server(RIGHT_RESPONSE, "http/1.1"), &options);
     let idle = [&options[..], &["--idle"]].concat();
     let rested = result("http", tls_server(RIGHT_RESPONSE, "http/1.1"), &idle);
     assert_eq!(rested["connections"]["alive_at_end"], 3, "{rested}");
@@ -208,7 +203,7 @@ fn a_large_body_comes_whole_through_tls() {
     );
     let body = ["--tls", "--body", "0123456789", "--times", "100000"];
     let address = tls_server(response, "http/1.1");
-    assert_flawless(&result("http", address, &[&BRIEFLY[..], &body].concat()));
+    flawless("http", address, &[&BRIEFLY[..], &body].concat());
 }
 
 #[test]
@@ -289,7 +284,7 @@ fn messages_of_all_lengths_come_back() {
     for size in ["1", "125", "126", "1024", "65536", "100000"] {
         let address = websocket_server(|_, _| {});
         let options = [&BRIEFLY[..], &["--size", size]].concat();
-        assert_flawless(&result("websocket", address, &options));
+        flawless("websocket", address, &options);
     }
 }
 
@@ -301,7 +296,7 @@ fn pings_in_between_are_no_messages() {
         }
         frame.extend([0x89, 0]);
     });
-    assert_flawless(&result("websocket", address, &BRIEFLY));
+    flawless("websocket", address, &BRIEFLY);
 }
 
 #[test]
@@ -399,11 +394,7 @@ fn http2_is_spoken_with_right_answers_of_all_kinds() {
             frame(0, 1, stream, b""),
         ],
     });
-    assert_flawless(&result(
-        "http",
-        address,
-        &[&BRIEFLY[..], &["--http2"]].concat(),
-    ));
+    flawless("http", address, &[&BRIEFLY[..], &["--http2"]].concat());
 }
 
 #[test]
@@ -422,7 +413,7 @@ fn streams_of_http2_may_end_in_any_order() {
         ],
     });
     let pairs = &[&BRIEFLY[..], &["--http2", "--pipeline", "2"]].concat();
-    assert_flawless(&result("http", address, pairs));
+    flawless("http", address, pairs);
 }
 
 #[test]
