@@ -5,11 +5,13 @@ import contextlib
 import errno
 import gc
 import io
+import json
 import os
 import pathlib
 import select
 import subprocess
 import sys
+import tempfile
 import threading
 import tracemalloc
 import types
@@ -736,6 +738,60 @@ def test_the_limit_of_file_sizes_is_an_error(arm, tmp_path):
     )
     assert (done.stdout, done.stderr) == (f"{errno.EFBIG}\n", "")
     assert path.read_bytes() == b"x" * 100_000
+
+
+CUT_SHORT = """
+import asyncio, inspect, json, resource, ringloop, sys
+from ringloop import files
+
+LIMIT, SIZE = 100_000, 8192
+
+async def outcomes(file, lengths):
+    async def outcome(method, *arguments):
+        try:
+            result = getattr(file, method)(*arguments)
+            return await result if inspect.isawaitable(result) else result
+        except OSError as error:
+            return -error.errno
+
+    content = "x" if "b" not in file.mode else b"x"
+    found = [await outcome("write", content * length) for length in lengths]
+    return [*found, await outcome("flush"), await outcome("flush"), await outcome("close"), file.closed]
+
+async def main():
+    resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, LIMIT))
+    cases = [[LIMIT + extra] for extra in (-1, 0, 1, 5000, SIZE, SIZE + 1, 3 * SIZE, LIMIT)]
+    cases += [[50, LIMIT], [50, LIMIT, 1], [LIMIT - 10, 20], [LIMIT - 10, SIZE], [LIMIT - 10, 20, SIZE], [LIMIT - 10, 20, 2 * SIZE]]
+    cases += [[LIMIT + 5000, 1], [LIMIT + 5000, SIZE], [LIMIT + 5000, 2 * SIZE], [LIMIT, 1, 2 * SIZE], [LIMIT, SIZE, SIZE]]
+    for mode in json.loads(sys.argv[2]):
+        for lengths in cases:
+            with open(sys.argv[1], mode, SIZE) as blocking:
+                expected = await outcomes(blocking, lengths)
+            with open(sys.argv[1], "rb") as file:
+                expected.append(len(file.read()))
+            file = await files.open(sys.argv[1], mode, SIZE)
+            found = await outcomes(file, lengths)
+            with open(sys.argv[1], "rb") as file:
+                found.append(len(file.read()))
+            if found != expected:
+                print(mode, lengths, found, "but open:", expected)
+
+asyncio.Runner(loop_factory=ringloop.new_event_loop if sys.argv[3] != "asyncio" else None).run(main())
+"""
+
+
+@pytest.mark.parametrize("memory", [False, True])
+def test_writes_that_the_limit_of_file_sizes_cuts_short(arm, tmp_path, memory):
+    """As with `open`: the buffer keeps the rest if it has room for it, and the next flush fails."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if memory else tmp_path) as folder:
+        done = subprocess.run(
+            [sys.executable, "-c", CUT_SHORT, f"{folder}/file", json.dumps(["wb", "w+b", "w"]), arm],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=support.PATIENCE_S,
+        )
+    assert (done.stdout, done.stderr) == ("", "")
 
 
 def test_closed_numbers_are_bad_descriptors(run, tmp_path):

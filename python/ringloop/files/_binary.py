@@ -766,6 +766,9 @@ class _Buffered(_Binary):
             del out[self._size :]
             raise _blocked(size - refused) from None
         except OSError:
+            if len(out) < size and len(out) <= self._size:
+                # As in `io`, the buffer takes what is left when the kernel has written a part, and the next flush fails.
+                return size
             # It belongs to this call, which has failed.
             out.clear()
             raise
