@@ -518,7 +518,7 @@ SECCOMP_KILL, SECCOMP_FAIL, SECCOMP_ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
 
 
 def install_seccomp(*instructions):
-    """Install a seccomp filter for this process and what it starts; an instruction is (code, jump if true, jump if false, value)."""
+    """Install a seccomp filter for this thread and what it starts; an instruction is (code, jump if true, jump if false, value)."""
 
     class Instruction(ctypes.Structure):
         _fields_ = (("code", ctypes.c_uint16), ("jt", ctypes.c_uint8), ("jf", ctypes.c_uint8), ("k", ctypes.c_uint32))
@@ -545,9 +545,22 @@ def refuse_io_uring(number, call="io_uring_setup"):
     )
 
 
+<<<<<<< HEAD
 def restore_interrupts():
     """What a child does first (`preexec_fn`): if the tests run in the background, SIGINT is ignored, and children inherit that."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+=======
+def forbid_sleep():
+    """Let the kernel kill this process if this thread sleeps for a time from now on. Locks and the GIL may be waited for."""
+    # nanosleep, clock_nanosleep, poll, ppoll, select, pselect6, sched_yield: asm/unistd_64.h, asm-generic/unistd.h.
+    calls = {"x86_64": (35, 230, 7, 271, 23, 270, 24), "aarch64": (101, 115, 73, 72, 124)}[os.uname().machine]
+    install_seccomp(
+        (LOAD_WORD, 0, 0, 0),
+        *((JUMP_EQUAL, left, 0, call) for left, call in zip(reversed(range(1, len(calls) + 1)), calls, strict=True)),
+        (RETURN, 0, 0, SECCOMP_ALLOW),
+        (RETURN, 0, 0, SECCOMP_KILL),
+    )
+>>>>>>> d26537d (python: let call_soon_threadsafe sleep only where the loop needs the GIL)
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ A long turn takes a millisecond here: on epoll, turns of microseconds may skip a
 import asyncio
 import contextlib
 import resource
+import signal
 import socket
 import time
 
@@ -382,7 +383,133 @@ def test_threads_that_do_nothing_but_post_leave_the_loop_its_share(loop):
     assert max(behind) < posts, behind
 
 
+<<<<<<< HEAD
 @pytest.mark.exact
+=======
+@pytest.mark.parametrize("situation", ["wakes", "returns"])
+def test_threads_that_post_give_the_gil_away(arm, situation):
+    """The interpreter doesn't take it from them here. The loop needs it after a wait, and after a callback has released it."""
+    child = support.run_child(
+        """
+        import threading, time
+        loop = new_loop()
+        done = []
+
+        def post():
+            while not done:
+                loop.call_soon_threadsafe(support.noop)
+
+        def begin():
+            threads.extend(support.BackgroundThread(post) for _ in range(2))
+            if sys.argv[1] == "returns":
+                time.sleep(0.001)
+                done.append(True)
+                loop.stop()
+
+        def end():
+            done.append(True)
+            loop.stop()
+
+        threads = []
+        sys.setswitchinterval(3600)
+        loop.call_soon(begin)
+        if sys.argv[1] == "wakes":
+            loop.call_later(0.01, end)
+        loop.run_forever()
+        for thread in threads:
+            thread.result()
+        loop.close()
+        print("done")
+        """,
+        arm,
+        situation,
+    )
+    assert (child.returncode, child.stdout) == (0, "done\n"), child
+
+
+@pytest.mark.parametrize("situation", ["stopped", "waited for", "locked out", "control"])
+def test_a_thread_that_posts_stays_awake_if_the_loop_does_not_need_the_gil(arm, situation):
+    """The loop doesn't run, or its callback waits for the thread, or for a lock that the thread holds."""
+    support.needs_seccomp()
+    child = support.run_child(
+        """
+        import threading, time
+        situation = sys.argv[1]
+        loop = new_loop()
+        lock, begun, posted = threading.Lock(), threading.Event(), threading.Event()
+        ran = 0
+
+        def run():
+            global ran
+            ran += 1
+
+        def post():
+            support.forbid_sleep()
+            if situation == "control":
+                time.sleep(0.001)
+            with lock:
+                begun.set()
+                for _ in range(100_000):
+                    loop.call_soon_threadsafe(run)
+            posted.set()
+
+        def wait():
+            thread = support.BackgroundThread(post)
+            begun.wait()
+            if situation == "locked out":
+                with lock:
+                    pass
+            else:
+                posted.wait()
+            thread.result()
+
+        if situation == "stopped":
+            wait()
+        else:
+            loop.call_soon(wait)
+        loop.call_soon(lambda: loop.call_soon(loop.stop))
+        loop.run_forever()
+        loop.close()
+        print(ran)
+        """,
+        arm,
+        situation,
+    )
+    if situation == "control":
+        assert child.returncode == -signal.SIGSYS, child
+    else:
+        assert (child.returncode, child.stdout) == (0, "100000\n"), child
+
+
+def test_timers_run_while_threads_do_nothing_but_post(loop):
+    ticks, done = 0, False
+    threads = []
+
+    def post():
+        while not done:
+            loop.call_soon_threadsafe(support.noop)
+
+    def tick():
+        nonlocal ticks, done
+        ticks += 1
+        if ticks == 10:
+            done = True
+            loop.stop()
+        else:
+            loop.call_later(0.001, tick)
+
+    def begin():
+        threads.extend(support.BackgroundThread(post) for _ in range(4))
+        tick()
+
+    loop.call_soon(begin)
+    loop.run_forever()
+    for thread in threads:
+        thread.result()
+    assert ticks == 10
+
+
+>>>>>>> d26537d (python: let call_soon_threadsafe sleep only where the loop needs the GIL)
 def test_a_callback_may_wait_for_a_thread_that_posts(loop):
     """What the thread has posted runs before what the callback queues then."""
     trace = []

@@ -70,7 +70,7 @@ pub(crate) struct State {
     pub(crate) meter: Meter,
     /// How callbacks are timed, from one run to the next.
     pub(crate) pace: GilCell<Pace>,
-    posting: Posting,
+    pub(crate) posting: Posting,
 }
 
 impl Loop {

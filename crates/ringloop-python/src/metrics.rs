@@ -111,7 +111,13 @@ impl Meter {
         self.turns.load(Relaxed)
     }
 
-    /// How many callbacks have run. Any thread may ask, also without the GIL.
+    /// A number that grows with each turn and callback. Any thread may ask, also without the GIL.
+    #[inline]
+    pub(crate) fn progress(&self) -> u64 {
+        self.turns.load(Relaxed) + self.callbacks.load(Relaxed)
+    }
+
+    /// How many callbacks have run.
     #[inline]
     pub(crate) fn callbacks(&self) -> u64 {
         self.callbacks.load(Relaxed)

@@ -17,7 +17,7 @@ use crate::event_loop::Loop;
 use crate::files;
 use crate::names::intern;
 use crate::objects::{self, New};
-use crate::posting::{CALLBACKS_PER_LOOK, InsideLoop};
+use crate::posting::CALLBACKS_PER_LOOK;
 use crate::queue::{Ready, Reason, Served};
 use crate::stopwatch::Stopwatch;
 use crate::support;
@@ -95,7 +95,6 @@ fn with_events(
     let py = event_loop.py();
     let this = event_loop.get();
     let _sleeps_at_exit = SleepsAtExit::new();
-    let _inside = InsideLoop::new();
     let mut events = this.events.replace(py, Vec::new());
     let result = run(
         &mut events,
@@ -337,8 +336,10 @@ fn wait(
         let woke_ticks;
         (result, woke_ticks) = py.detach(|| {
             let result = reactor.turn_from(start_ns, deadline_ns, events);
+            this.posting.want_gil();
             (result, this.meter.end_wait(reactor.counters()))
         });
+        this.posting.got_gil();
         this.meter.go_on(woke_ticks);
         this.waiting.store(false, Relaxed);
     }
