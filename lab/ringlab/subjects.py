@@ -119,7 +119,19 @@ def scheduling() -> Iterator[Subject]:
         metrics=(
             lower("late_ms_max", "late at most", "ms", primary=True),
             lower("late_ms_p50", "late p50", "ms"),
+            lower("post_ms_max", "the longest post", "ms"),
             Metric(key="callbacks_per_s", title="callbacks", unit="/s", better="higher"),
+        ),
+    )
+    yield operation(
+        "fairness/post",
+        "a thread posts 20,000 callbacks while a callback waits for it, and before the loop runs: the longest post",
+        "post_without_loop",
+        metrics=(
+            lower("waiting_ms_max", "the longest while a callback waits", "ms", primary=True),
+            lower("waiting_ns", "on average"),
+            lower("stopped_ms_max", "the longest before the loop runs", "ms"),
+            lower("stopped_ns", "on average before the loop runs"),
         ),
     )
     yield operation(

@@ -91,6 +91,11 @@ class Clock:
         waited_ns = int(os.pread(self.schedstat, 100, 0).split()[1]) if self.schedstat >= 0 else 0
         return time.perf_counter_ns() - waited_ns
 
+    def close(self) -> None:
+        """Give the descriptor back: only for a clock that another one follows."""
+        if self.schedstat >= 0:
+            os.close(self.schedstat)
+
 
 def timed(loop: Loop, clock: Clock, operations: Coroutine[Any, Any, object], count: int = 1) -> Figures:
     """Run a coroutine of `count` operations; return the time of one, and this process's CPU time."""
@@ -371,7 +376,8 @@ def threadsafe(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measuremen
 
 @contextlib.contextmanager
 def flood(loop: Loop, _clock: Clock, _: Surroundings) -> Iterator[Measurement]:
-    """Four threads do nothing but post callbacks for 0.3 s: how late a tick of every 10 ms comes, and how many callbacks run."""
+    """Four threads do nothing but post callbacks for 0.3 s: how late a tick of every 10 ms comes, how long a post takes, and
+    how many callbacks run."""
     seconds, interval = 0.3, 0.01
     ran = 0
 
@@ -379,12 +385,16 @@ def flood(loop: Loop, _clock: Clock, _: Surroundings) -> Iterator[Measurement]:
         nonlocal ran
         ran += 1
 
-    def post(posted: list[int]) -> None:
-        deadline = time.perf_counter() + seconds
-        count = 0
-        while time.perf_counter() < deadline:
+    def post(posted: list[int], longest: list[float]) -> None:
+        now = time.perf_counter()
+        deadline = now + seconds
+        count, longest_s = 0, 0.0
+        while now < deadline:
             loop.call_soon_threadsafe(run)
             count += 1
+            before, now = now, time.perf_counter()
+            longest_s = max(longest_s, now - before)
+        longest.append(longest_s)
         posted.append(count)
 
     def measure() -> Figures:
@@ -392,7 +402,8 @@ def flood(loop: Loop, _clock: Clock, _: Surroundings) -> Iterator[Measurement]:
         ran = 0
         lateness: list[float] = []
         posted: list[int] = []
-        threads = [threading.Thread(target=post, args=(posted,)) for _ in range(4)]
+        longest: list[float] = []
+        threads = [threading.Thread(target=post, args=(posted, longest)) for _ in range(4)]
 
         def tick(due: float) -> None:
             now = time.perf_counter()
@@ -418,8 +429,60 @@ def flood(loop: Loop, _clock: Clock, _: Surroundings) -> Iterator[Measurement]:
         return {
             "late_ms_max": lateness[-1] * 1e3,
             "late_ms_p50": lateness[len(lateness) // 2] * 1e3,
+            "post_ms_max": max(longest) * 1e3,
             "callbacks_per_s": ran / elapsed,
         }
+
+    yield measure
+
+
+@contextlib.contextmanager
+def post_without_loop(loop: Loop, _clock: Clock, _: Surroundings) -> Iterator[Measurement]:
+    """A thread posts 20,000 callbacks while a callback waits for it outside the GIL, and as many before the loop runs: the
+    longest post, and the average one."""
+    count = 20_000
+    ran = 0
+
+    def run() -> None:
+        nonlocal ran
+        ran += 1
+
+    def post(begin: threading.Event, posted: threading.Event, figures: Figures, kind: str) -> None:
+        begin.wait()
+        clock = Clock()  # Of this thread.
+        begin_ns, longest_ns = clock.ns(), 0
+        now_ns = time.perf_counter_ns()
+        for _ in range(count):
+            loop.call_soon_threadsafe(run)
+            before_ns, now_ns = now_ns, time.perf_counter_ns()
+            longest_ns = max(longest_ns, now_ns - before_ns)
+        figures[f"{kind}_ns"] = (clock.ns() - begin_ns) / count
+        figures[f"{kind}_ms_max"] = longest_ns / 1e6
+        clock.close()
+        posted.set()
+
+    def measure() -> Figures:
+        nonlocal ran
+        ran = 0
+        figures: Figures = {}
+        for kind in ("stopped", "waiting"):
+            begin, posted = threading.Event(), threading.Event()
+            thread = threading.Thread(target=post, args=(begin, posted, figures, kind))
+            thread.start()
+            if kind == "stopped":
+                begin.set()
+                thread.join()
+            else:
+                loop.call_soon(begin.set)
+                loop.call_soon(posted.wait)
+            loop.call_soon_threadsafe(loop.stop)
+            loop.run_forever()
+            # What was posted while the last callback waited.
+            loop.call_soon(loop.stop)
+            loop.run_forever()
+            thread.join()
+        require(ran == 2 * count, "every call_soon_threadsafe runs once")
+        return figures
 
     yield measure
 
@@ -933,9 +996,9 @@ def read_exactly(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurem
 MICRO = {
     function.__name__: function
     for function in (
-        call_soon, call_soon_50000, chain, chains, timers, timer_lateness, timers_cancel, threadsafe, flood, accept_while_busy,
-        gather, futures, executor, server, connect, getaddrinfo, spawn, read_child, communicate, read_pipe, write_pipe, sock_connect,
-        sock_accept, sendfile, tls_one_loop, ping_pong, read_lines, read_exactly,
+        call_soon, call_soon_50000, chain, chains, timers, timer_lateness, timers_cancel, threadsafe, flood, post_without_loop,
+        accept_while_busy, gather, futures, executor, server, connect, getaddrinfo, spawn, read_child, communicate, read_pipe,
+        write_pipe, sock_connect, sock_accept, sendfile, tls_one_loop, ping_pong, read_lines, read_exactly,
     )
 }  # fmt: skip
 
