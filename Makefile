@@ -52,6 +52,7 @@ extension_sources = $(shell find crates -name target -prune -o -path 'crates/*/t
 	Cargo.toml Cargo.lock pyproject.toml $(wildcard python/ringloop/_core.$(soabi).so)
 # pytest, with a record of each test; what fails is run again, alone.
 pytest = $(python) tools/run_pytest.py --record
+record = python-$(minor_version)
 # The same for Rust: cargo calls this with each program of tests.
 rust_runner = CARGO_TARGET_$(shell rustc -vV | sed -n 's/^host: //p' | tr a-z- A-Z_)_RUNNER='$(or $(wildcard $(abspath $(python))),$(PYTHON)) $(abspath tools/run_rust_test.py)'
 rust_record = $(abspath target/records/rust.jsonl)
@@ -59,7 +60,7 @@ rust_record = $(abspath target/records/rust.jsonl)
 by_test = --numprocesses $(WORKERS) --dist worksteal
 by_file = --numprocesses $(WORKERS) --dist loadfile
 # Tests that don't depend on the interpreter. They run on the main one only.
-any_interpreter = tests/tools $(addprefix tests/http/test_,$(addsuffix .py,containers http_metrics options proxies reload workers))
+any_interpreter = tests/tools $(addprefix tests/http/test_,$(addsuffix .py,containers deployment http_metrics options proxies reload server_soak workers))
 # Tests of ringlab that take minutes: those that measure, which must run one after the other, and simulations of its verdicts.
 long_lab_tests = $(addprefix lab/tests/test_,$(addsuffix .py,matrix wrk oracle presets error_rates))
 # pytest under an interpreter with options. The worker processes get them by --tx.
@@ -111,11 +112,11 @@ test-rust: prerequisites ## the Rust tests
 
 test-python: extension ## the Python tests, on both backends, with asyncio as the control
 	$(say) "Python tests on $$($(python) -V)"
-	@$(pytest) python-$(minor_version) $(by_test) $(ARGS)
+	@$(pytest) $(record) $(by_test) $(ARGS)
 
 test-interpreter: extension ## those of the Python tests that depend on the interpreter
 	$(say) "Python tests on $$($(python) -V)"
-	@$(pytest) python-$(minor_version) $(by_test) $(addprefix --ignore ,$(any_interpreter)) $(ARGS)
+	@$(pytest) $(record) $(by_test) $(addprefix --ignore ,$(any_interpreter)) $(ARGS)
 
 test-applications: extension $(VENV)/.applications-installed ## uvicorn, aiohttp, databases and other applications on ringloop
 	$(say) "real applications on $$($(python) -V)"

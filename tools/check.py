@@ -212,7 +212,7 @@ def plan(pythons: Interpreters, commit: str) -> list[Step]:
     ]
     for python in sorted(pythons.others.values(), key=lambda python: -python.minor):
         steps += further_interpreter(
-            python, in_quick=python in (pythons.newest, chosen), whole=python == pythons.newest
+            python, in_quick=python in (pythons.newest, chosen), is_newest=python == pythons.newest
         )
     for python in (main, *pythons.others.values()):
         steps.append(conformance(python, in_quick=python in (pythons.oldest, pythons.newest)))
@@ -230,36 +230,31 @@ def plan(pythons: Interpreters, commit: str) -> list[Step]:
     ]
 
 
-def further_interpreter(python: Interpreter, *, in_quick: bool, whole: bool) -> list[Step]:
+def further_interpreter(python: Interpreter, *, in_quick: bool, is_newest: bool) -> list[Step]:
     """The Python tests that depend on the interpreter, on another one than the main one.
 
     The extension is compiled without optimisation across crates, and for all of them in one folder, so that its dependencies are compiled
-    once; the main interpreter has the optimised one. The newest runs what can differ on each loop. What a backend does hardly depends on
-    the interpreter: those in the middle run on both backends without asyncio as the control, and without the server.
+    once; the main interpreter has the optimised one. Both backends are tested. asyncio as the control runs in a step of its own, because
+    its result changes only when CPython does. What the server does hardly depends on the interpreter: the newest stands for all others.
     """
-    build, name = f"build on 3.{python.minor}", f"python 3.{python.minor}"
+    minor, build = python.minor, f"build on 3.{python.minor}"
     fast = ("FAST=1", "extension_target=$(CARGO_TARGET_DIR)/further-pythons")
-    tests = python.make("test-interpreter", *fast)
-    covers = "the Python tests that depend on the interpreter"
-    if not whole:
-        tests = [
-            "env",
-            "RINGLOOP_TEST_LOOPS=io_uring,epoll",
-            *python.make("test-interpreter", *fast, "ARGS=--ignore tests/http"),
-        ]
-        covers += ", without HTTP's and without the control"
+    without_http = () if is_newest else ("ARGS=--ignore tests/http",)
+    backends, control = "RINGLOOP_TEST_LOOPS=io_uring,epoll", "RINGLOOP_TEST_LOOPS=asyncio"
+    covers = f"the Python tests that depend on the interpreter, on both backends{'' if is_newest else ', without HTTP'}"
+    extension = python.make("extension", *fast)
+    tests = ["env", backends, *python.make("test-interpreter", *fast, *without_http)]
+    of_asyncio = ["env", control, *python.make("test-interpreter", *fast, f"record=control-3.{minor}")]
+    with_http = ["env", backends, *python.make("test-interpreter", *fast, "ARGS=tests/http", f"record=http-3.{minor}")]
     needs = ("debian tree",) if python.inside else ()
-    return [
-        Step(
-            build,
-            f"the extension compiles for CPython 3.{python.minor}",
-            python.make("extension", *fast),
-            "builds",
-            needs,
-            in_quick,
-        ),
-        Step(name, covers, tests, "tests", (build,), in_quick),
+    steps = [
+        Step(build, f"the extension compiles for CPython 3.{minor}", extension, "builds", needs, in_quick),
+        Step(f"python 3.{minor}", covers, tests, "tests", (build,), in_quick),
+        Step(f"control 3.{minor}", "the same on asyncio", of_asyncio, "tests", (build,), in_quick=False),
     ]
+    if not is_newest:
+        steps.append(Step(f"http 3.{minor}", "the tests of HTTP", with_http, "tests", (build,), in_quick=False))
+    return steps
 
 
 def conformance(python: Interpreter, *, in_quick: bool) -> Step:
