@@ -6,7 +6,6 @@ Where the kernel or a container refuses pidfds, a thread for each child waits in
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import os
 import sys
@@ -121,18 +120,33 @@ class Child:
             raise
         loop._children.add(self)
 
-    def _exited(self) -> None:
-        """Reaps the child and tells the transport. Runs in the loop's thread."""
+    def _exited(self, failure: OSError | None = None) -> None:
+        """Reaps the child and tells the transport. Runs in the loop's thread.
+
+        If the kernel refuses to say how the child has ended, that is reported, and the code is 255, as of a child that is not known.
+        """
         loop, transport = self._loop, self._transport
         if loop is None:  # `outlive` takes care of the child
             return
         loop._children.discard(self)
+        returncode = 255
         try:
-            returncode = self._reap()
+            if failure is None:
+                returncode = self._reap()
+        except OSError as error:
+            failure = error
         finally:
             if self._pidfd is not None:
                 loop._remove_reader(self._pidfd)
             self._close_pidfd()
+        if failure is not None:
+            loop.call_exception_handler(
+                {
+                    "message": f"Cannot wait for child process pid {self._pid}, will report returncode 255",
+                    "exception": failure,
+                    "transport": transport,
+                }
+            )
         loop._child_watcher_callback(self._pid, returncode, transport)
 
     def _reap(self) -> int:
@@ -156,7 +170,16 @@ class Child:
         """Waits for this child only. Returns the code that `subprocess` would, or None if it still runs (WNOHANG)."""
         # If someone else has reaped the child, its PID may belong to another process by now; its pidfd never does.
         kind, number = (os.P_PID, self._pid) if self._pidfd is None else (_P_PIDFD, self._pidfd)
-        result = os.waitid(kind, number, options)
+        try:
+            result = os.waitid(kind, number, options)
+        except ChildProcessError:
+            raise
+        except OSError:
+            # A sandbox refuses the call, or Linux before 5.4 the pidfd. This one is asyncio's, and always reaps.
+            pid, status = os.waitpid(self._pid, options & os.WNOHANG)
+            if pid:
+                self._process.returncode = os.waitstatus_to_exitcode(status)
+            return self._process.returncode
         if result is None:
             return None
         return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
@@ -177,8 +200,8 @@ class Child:
                 if process.returncode is None:
                     process.returncode = self._wait(os.WEXITED | os.WNOHANG)
                 ended = process.returncode is not None
-            except ChildProcessError:
-                # Someone else has reaped it, or this process is a fork and the child is its parent's.
+            except OSError:
+                # Someone else has reaped it, or this process is a fork and the child is its parent's, or nobody can wait for it.
                 ended = True
         if ended:
             self._close_pidfd()
@@ -197,17 +220,23 @@ class Child:
         threading.Thread(target=self._wait_for_end, name=name, args=(self._loop,), daemon=True).start()
 
     def _wait_for_end(self, loop: _Loop | None) -> None:
-        with contextlib.suppress(ChildProcessError):
+        failure = None
+        try:
             # Not reaped here: the loop's thread does that, so that no signal goes to another child with the same PID.
             self._wait(os.WEXITED | os.WNOWAIT)
+        except ChildProcessError:
+            pass
+        except OSError as error:
+            failure = error
         if loop is not None:
             try:
-                loop.call_soon_threadsafe(self._exited)
+                loop.call_soon_threadsafe(self._exited, failure)
                 return
             except RuntimeError:
                 # The loop was closed first; asyncio's message.
                 logger.warning("Loop %r that handles pid %r is closed", loop, self._pid)
-        self._reap()
+        if failure is None:
+            self._reap()
         self._close_pidfd()
         self._transport = None
 

@@ -1022,6 +1022,62 @@ def test_a_child_that_nobody_refers_to_ends_with_its_loop_as_under_asyncio(arm, 
         assert "Traceback" not in child.stderr
 
 
+def refuse_to_wait(monkeypatch, *calls):
+    """Make these calls fail for all children, as a sandbox does."""
+
+    def refused(*_arguments):
+        raise PermissionError(errno.EPERM, "refused")
+
+    for call in calls:
+        monkeypatch.setattr(os, call, refused)
+
+
+@pytest.mark.ringloop_only  # asyncio calls waitpid.
+@pytest.mark.parametrize("close", [False, True], ids=["open", "closed"])
+def test_waitpid_is_called_where_waitid_is_refused(loop_factory, watched_by, monkeypatch, close):
+    loop = loop_factory()
+    contexts = support.capture_contexts(loop)
+    refuse_to_wait(monkeypatch, "waitid")
+
+    async def main():
+        process = await asyncio.create_subprocess_exec("cat", stdin=stdin)
+        if not close:
+            open_gate()
+            await process.wait()
+        return process
+
+    with gate() as (stdin, open_gate):
+        process = loop.run_until_complete(main())
+        popen = process._transport.get_extra_info("subprocess")
+        if close:
+            loop.close()
+            open_gate()
+            for thread in threading.enumerate():
+                if "waitpid" in thread.name:
+                    thread.join(PATIENCE_S)
+            process._transport.close()
+    assert popen.returncode == 0
+    assert contexts == []
+    finish(loop)
+
+
+@pytest.mark.ringloop_only  # Under asyncio, `wait` never returns.
+def test_a_child_that_nobody_can_wait_for_is_reported(loop, watched_by, monkeypatch):
+    contexts = support.capture_contexts(loop)
+
+    async def main():
+        process = await asyncio.create_subprocess_exec("true")
+        return process.pid, await asyncio.wait_for(process.wait(), PATIENCE_S)
+
+    with monkeypatch.context() as patch:
+        refuse_to_wait(patch, "waitid", "waitpid")
+        pid, returncode = loop.run_until_complete(main())
+    os.waitpid(pid, 0)
+    assert returncode == 255
+    told = [(context["message"], type(context["exception"])) for context in contexts]
+    assert told == [(f"Cannot wait for child process pid {pid}, will report returncode 255", PermissionError)]
+
+
 UNCLOSED = """
     import builtins, gc, threading
     ending, watched_by, child_reads, child_writes = sys.argv[1:]
