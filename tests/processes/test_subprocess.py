@@ -822,7 +822,7 @@ def test_a_pidfd_that_cannot_be_watched_is_closed(loop, monkeypatch):
         descriptors = open_descriptors()
         with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="not today"):
             patch.setattr(type(loop), "_add_reader", staticmethod(refuse), raising=False)
-            Child(loop, types.SimpleNamespace(_proc=process))
+            Child(loop, types.SimpleNamespace(_proc=process, _outlives=False))
         assert not open_descriptors() - descriptors
 
 
