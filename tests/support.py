@@ -545,11 +545,11 @@ def refuse_io_uring(number, call="io_uring_setup"):
     )
 
 
-<<<<<<< HEAD
 def restore_interrupts():
     """What a child does first (`preexec_fn`): if the tests run in the background, SIGINT is ignored, and children inherit that."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-=======
+
+
 def forbid_sleep():
     """Let the kernel kill this process if this thread sleeps for a time from now on. Locks and the GIL may be waited for."""
     # nanosleep, clock_nanosleep, poll, ppoll, select, pselect6, sched_yield: asm/unistd_64.h, asm-generic/unistd.h.
@@ -560,7 +560,6 @@ def forbid_sleep():
         (RETURN, 0, 0, SECCOMP_ALLOW),
         (RETURN, 0, 0, SECCOMP_KILL),
     )
->>>>>>> d26537d (python: let call_soon_threadsafe sleep only where the loop needs the GIL)
 
 
 @contextlib.contextmanager

@@ -355,37 +355,6 @@ def test_a_transport_that_reads_on_comes_after_what_was_queued_in_that_turn(loop
 # Callbacks from other threads
 
 
-@pytest.mark.exact
-@pytest.mark.without_debug_mode
-def test_threads_that_do_nothing_but_post_leave_the_loop_its_share(loop):
-    """Each gives way often enough for the loop to keep up, which runs a callback as fast as it is posted."""
-    posts = 100_000
-    posted, ran = [0] * 4, 0
-    behind = []
-
-    def run():
-        nonlocal ran
-        ran += 1
-        if ran == posts * len(posted):
-            loop.stop()
-
-    def post(thread):
-        for number in range(1, posts + 1):
-            loop.call_soon_threadsafe(run)
-            posted[thread] = number
-        behind.append(sum(posted) - ran)
-
-    threads = []
-    loop.call_soon(lambda: threads.extend(support.BackgroundThread(post, number) for number in range(len(posted))))
-    loop.run_forever()
-    for thread in threads:
-        thread.result()
-    assert max(behind) < posts, behind
-
-
-<<<<<<< HEAD
-@pytest.mark.exact
-=======
 @pytest.mark.parametrize("situation", ["wakes", "returns"])
 def test_threads_that_post_give_the_gil_away(arm, situation):
     """The interpreter doesn't take it from them here. The loop needs it after a wait, and after a callback has released it."""
@@ -509,7 +478,7 @@ def test_timers_run_while_threads_do_nothing_but_post(loop):
     assert ticks == 10
 
 
->>>>>>> d26537d (python: let call_soon_threadsafe sleep only where the loop needs the GIL)
+@pytest.mark.exact
 def test_a_callback_may_wait_for_a_thread_that_posts(loop):
     """What the thread has posted runs before what the callback queues then."""
     trace = []
