@@ -385,4 +385,3 @@ def test_room_reported_before_the_socket_was_full_is_used_in_the_next_turn(loop)
             await until(lambda: protocol.lost)
 
     loop.run_until_complete(main())
-
