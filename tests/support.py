@@ -10,6 +10,7 @@ import inspect
 import itertools
 import os
 import pathlib
+import platform
 import resource
 import signal
 import socket
@@ -533,15 +534,23 @@ def install_seccomp(*instructions):
     assert libc.prctl(22, 2, ctypes.byref(program), 0, 0) == 0, f"PR_SET_SECCOMP: errno {ctypes.get_errno()}"
 
 
-def refuse_io_uring(number, call="io_uring_setup"):
-    """Let a call of io_uring's fail with this errno in this process from now on, by a seccomp filter; None kills the process instead."""
-    # The numbers of the calls are those of x86-64 and aarch64.
-    calls = {"io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427}
+def refuse_io_uring(number, *calls):
+    """Let calls, io_uring_setup by default, fail with this errno in this process from now on, by a seccomp filter.
+
+    None kills the process instead.
+    """
+    # The numbers of new calls are the same on all machines.
+    numbers = {"io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "epoll_pwait2": 441}
+    # aarch64 has only the second of these, and the C library calls it for the first.
+    epoll_wait = {"x86_64": (232, 281), "aarch64": (22,)}[platform.machine()]
+    refused = []
+    for call in calls or ("io_uring_setup",):
+        refused.extend(epoll_wait if call == "epoll_wait" else [numbers[call]])
     install_seccomp(
         (LOAD_WORD, 0, 0, 0),
-        (JUMP_EQUAL, 0, 1, calls[call]),
-        (RETURN, 0, 0, SECCOMP_KILL if number is None else SECCOMP_FAIL | number),
+        *((JUMP_EQUAL, len(refused) - index, 0, value) for index, value in enumerate(refused)),
         (RETURN, 0, 0, SECCOMP_ALLOW),
+        (RETURN, 0, 0, SECCOMP_KILL if number is None else SECCOMP_FAIL | number),
     )
 
 

@@ -142,6 +142,7 @@ REFUSED = [
     ("io_uring_enter", errno.EPERM),
     ("io_uring_enter", errno.ENOSYS),
     ("io_uring_register", errno.EPERM),
+    ("epoll_wait", errno.EPERM),
 ]
 
 
@@ -236,6 +237,29 @@ other.close()
     )
     assert (child.returncode, child.stderr) == (0, "")
     assert child.stdout == ("refused\n" if arm == "io_uring" else "") + "goes on\n"
+
+
+def test_a_loop_that_cannot_learn_of_a_connection_says_so(arm):
+    """On io_uring, epoll_wait tells of what descriptors have reported that the user may close."""
+    needs_seccomp()
+    child = run_child(
+        f"""
+loop = new_loop()
+async def main():
+    server = await asyncio.start_server(lambda r, w: w.close(), "127.0.0.1", 0)
+    support.refuse_io_uring({errno.ENOMEM}, "epoll_wait", "epoll_pwait2")
+    reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+    await reader.read()
+for _ in range(3):
+    try:
+        loop.run_until_complete(main())
+    except OSError as error:
+        print(error.errno, flush=True)
+os._exit(0)
+""",
+        arm,
+    )
+    assert (child.returncode, child.stdout) == (0, f"{errno.ENOMEM}\n" * 3)
 
 
 @ringloop_only

@@ -116,6 +116,19 @@ impl Registry {
         })
     }
 
+    /// A registry with a file that is no epoll set, so that each call fails.
+    #[cfg(test)]
+    pub(crate) fn without_set() -> Registry {
+        Registry {
+            shared: Arc::new(Shared {
+                set: std::fs::File::open("/dev/null").unwrap().into(),
+                next_number: AtomicU32::new(0),
+                system_calls: AtomicU64::new(0),
+                forks: process::fork_generation(),
+            }),
+        }
+    }
+
     /// The epoll set.
     pub(crate) fn set(&self) -> &OwnedFd {
         &self.shared.set

@@ -234,6 +234,16 @@ pub(crate) fn epoll_wait(
     check(count).map(|count| count as usize)
 }
 
+/// Finds out whether `epoll_wait(2)` is allowed, without an epoll set.
+pub(crate) fn probe_epoll_wait() -> io::Result<()> {
+    let mut event = libc::epoll_event { events: 0, u64: 0 };
+    // SAFETY: the event is ours. Without a set, nothing is written to it.
+    match check(unsafe { libc::epoll_wait(-1, &raw mut event, 1, 0) }) {
+        Err(error) if error.raw_os_error() != Some(libc::EBADF) => Err(error),
+        _ => Ok(()),
+    }
+}
+
 // ---- io_uring
 
 /// Enters a ring without submitting or waiting for anything, to find out whether `io_uring_enter(2)` is allowed.

@@ -195,9 +195,11 @@ impl Uring {
         self.registered.as_ref().is_some_and(Registered::is_due)
     }
 
-    fn fetch_registered(&mut self, events: &mut Vec<Event>) -> bool {
-        let registered = self.registered.as_mut();
-        registered.is_some_and(|registered| registered.fetch(&mut self.table, events))
+    fn fetch_registered(&mut self, events: &mut Vec<Event>) -> io::Result<bool> {
+        match &mut self.registered {
+            Some(registered) => registered.fetch(&mut self.table, events),
+            None => Ok(false),
+        }
     }
 
     // ---- operations
@@ -501,7 +503,7 @@ impl Uring {
         self.rearm_level();
         let before = events.len();
         self.reap(events);
-        let mut fetched = self.fetch_registered(events);
+        let mut fetched = self.fetch_registered(events)?;
         let may_wait = timeout != Some(Duration::ZERO);
         let mut countdown = Countdown::new(timeout, may_wait);
         // Watches that are armed now and ready already are reported first. They must not displace other events that are
@@ -519,7 +521,7 @@ impl Uring {
             self.reap(events);
             let brought = events.len() - found;
             if !fetched {
-                fetched = self.fetch_registered(events);
+                fetched = self.fetch_registered(events)?;
             }
             match ended? {
                 Ended::TimedOut => break,

@@ -50,15 +50,19 @@ impl Registered {
     }
 
     /// Fetches the set's events and returns whether there were any. Do not repeat this in the same poll:
-    /// level-triggered events would come twice.
-    pub(super) fn fetch(&mut self, table: &mut Table, events: &mut Vec<Event>) -> bool {
+    /// level-triggered events would come twice. If it fails, the events are still due: the ring won't report the set
+    /// again.
+    pub(super) fn fetch(
+        &mut self,
+        table: &mut Table,
+        events: &mut Vec<Event>,
+    ) -> io::Result<bool> {
         if !self.is_due {
-            return false;
+            return Ok(false);
         }
         table.counters.system_calls += 1;
         let set = self.registry.set();
-        // With a timeout of zero it fails only for a bad descriptor or bad memory.
-        let count = sys::epoll_wait(set, &mut self.buffer, Some(Duration::ZERO)).unwrap_or(0);
+        let count = sys::epoll_wait(set, &mut self.buffer, Some(Duration::ZERO))?;
         self.is_due = count == self.buffer.len();
         for reported in &self.buffer[..count] {
             if let Some((event, level)) = registry::event_of(*reported) {
@@ -66,6 +70,60 @@ impl Registered {
                 self.is_due |= level;
             }
         }
-        count > 0
+        Ok(count > 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::mem;
+    use std::os::unix::net::UnixStream;
+
+    use super::super::Uring;
+    use super::*;
+    use crate::config::Config;
+    use crate::event::{Interest, Mode};
+    use crate::waker::Waker;
+
+    fn poll(uring: &mut Uring, events: &mut Vec<Event>) -> io::Result<()> {
+        loop {
+            match uring.poll(Some(Duration::from_secs(60)), events) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                result => return result,
+            }
+        }
+    }
+
+    #[test]
+    fn a_failing_epoll_wait_is_told_and_loses_no_event() {
+        let mut uring = match Uring::new(&Config::default(), Waker::new().unwrap()) {
+            Ok(uring) => uring,
+            Err(error) => {
+                eprintln!("SKIPPED on io_uring: {error}");
+                return;
+            }
+        };
+        let registry = uring.registry().unwrap();
+        let (mut near, far) = UnixStream::pair().unwrap();
+        let registration = registry
+            .add(far.as_raw_fd(), Interest::READ, Mode::Edge)
+            .unwrap();
+        near.write_all(b"once").unwrap();
+
+        // The ring watches the set, but the events are asked of something else.
+        let registered = uring.registered.as_mut().unwrap();
+        let set = mem::replace(&mut registered.registry, Registry::without_set());
+        let mut events = Vec::new();
+        for _ in 0..3 {
+            let error = poll(&mut uring, &mut events).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::EINVAL));
+        }
+        assert!(events.is_empty());
+
+        uring.registered.as_mut().unwrap().registry = set;
+        poll(&mut uring, &mut events).unwrap();
+        let told: Vec<_> = events.iter().map(Event::registration).collect();
+        assert_eq!(told, [Some(registration)]);
     }
 }

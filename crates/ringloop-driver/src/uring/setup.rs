@@ -107,8 +107,8 @@ fn refusal(call: &str, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), Refused::new(error.raw_os_error(), text))
 }
 
-/// Checks that the other two system calls are allowed as well: a seccomp filter may allow only some of the three.
-/// Neither call has anything to do, and together they cost a hundredth of setting up the ring.
+/// Checks that the other system calls are allowed as well, the last one for the registry: a seccomp filter may allow only
+/// some of them. No call has anything to do, and together they cost a hundredth of setting up the ring.
 fn check_calls(ring: &IoUring) -> io::Result<()> {
     match sys::probe_enter(ring.as_raw_fd()) {
         // The ring is still disabled, so it cannot be entered.
@@ -117,7 +117,9 @@ fn check_calls(ring: &IoUring) -> io::Result<()> {
         }
         _ => {}
     }
-    sys::probe_register(ring.as_raw_fd()).map_err(|error| refusal("io_uring_register", &error))
+    sys::probe_register(ring.as_raw_fd())
+        .map_err(|error| refusal("io_uring_register", &error))?;
+    sys::probe_epoll_wait().map_err(|error| refusal("epoll_wait", &error))
 }
 
 /// Makes a disabled ring, with the first setup that the kernel grants. The error message is meant for users.
