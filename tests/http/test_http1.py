@@ -322,6 +322,33 @@ def test_statuses(arm, loop, status, line):
     run(loop, test())
 
 
+@pytest.mark.ringloop_only
+@pytest.mark.parametrize("method", [b"GET", b"HEAD"])
+@pytest.mark.parametrize("status", [204, 205, 304])
+def test_a_body_is_dropped_where_the_status_has_none(arm, loop, errors, method, status):
+    """uvicorn raises an exception, and closes the connection."""
+
+    async def application(scope, receive, send):
+        await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", b"5")]})
+        for part in (b"", b"he", b"llo"):
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b"!"})
+
+    async def test():
+        async with Server(arm, application) as server, server.client() as client:
+            for request in (GET, GET, LAST):
+                client.write(method + request[3:])
+                line, fields, _ = await client.response(is_head=True)
+                assert line.startswith(f"HTTP/1.1 {status} ")
+                assert ("connection" in fields) == (request is LAST)
+            assert await client.rest() == b""
+
+    run(loop, test())
+    warning = f"A response with status {status} has no body. What was sent of one is dropped."
+    # To a request for the head alone, an application may answer as to any other.
+    assert errors() == (3 * [warning] if method == b"GET" else [])
+
+
 def test_parts_of_a_body_are_chunks(arm, loop):
     async def application(scope, receive, send):
         await send({"type": "http.response.start", "status": 200})

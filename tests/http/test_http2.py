@@ -179,6 +179,28 @@ def test_responses(arm, loop, method, status, given, body, expected_fields, expe
 
 
 @OWN
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@pytest.mark.parametrize("status", [204, 205, 304])
+@pytest.mark.parametrize("parts", [[b"hello"], [b"", b"he", b"llo"]])
+def test_a_body_is_dropped_where_the_status_has_none(arm, loop, errors, method, status, parts):
+    async def application(scope, receive, send):
+        await send({"type": "http.response.start", "status": status})
+        for part in parts:
+            await send({"type": "http.response.body", "body": part, "more_body": part is not parts[-1]})
+
+    async def test():
+        async with Server(arm, application) as server, server.http2() as client:
+            for _ in range(2):
+                found = await client.get(method=method)
+                assert (found.status, found.body, found.has_ended) == (status, b"", True)
+
+    run(loop, test())
+    warning = f"A response with status {status} has no body. What was sent of one is dropped."
+    # To a request for the head alone, an application may answer as to any other.
+    assert errors() == (2 * [warning] if method == "GET" else [])
+
+
+@OWN
 @pytest.mark.parametrize(("method", "status"), [("GET", 204), ("GET", 304), ("HEAD", 200)])
 def test_a_failure_after_a_response_without_a_body(arm, loop, method, status, caplog):
     """The head was the whole response, as with HTTP/1.1."""

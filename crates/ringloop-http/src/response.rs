@@ -29,7 +29,7 @@ pub enum ResponseError {
     ContentLength,
     /// Transfer-Encoding is not `chunked`.
     TransferEncoding,
-    /// The body is longer than Content-Length says, or the response must not have one. The last piece was not accepted.
+    /// The body is longer than Content-Length says. The last piece was not accepted.
     TooLong,
     /// The body ended this number of bytes before what Content-Length says.
     TooShort(u64),
@@ -165,7 +165,7 @@ impl Lines {
 /// The framing of a response's body, and what is left of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Framing {
-    /// There must be no body: 204 and 304.
+    /// There must be no body: 204, 205 and 304. It is not sent.
     Nothing,
     /// The body is not sent: HEAD.
     Discarded,
@@ -189,13 +189,18 @@ impl Framing {
         complete: Option<u64>,
         otherwise: Framing,
     ) -> (Framing, Option<u64>) {
+        let without_body = if is_head {
+            Framing::Discarded
+        } else {
+            Framing::Nothing
+        };
         match status {
             // RFC 9110, section 8.6: a 204 must not have a Content-Length.
-            204 => (Framing::Nothing, None),
-            304 => (Framing::Nothing, given),
+            204 => (without_body, None),
+            304 => (without_body, given),
             _ if is_head => (Framing::Discarded, given),
             // RFC 9110, section 15.3.6: a 205 has no content, but it is framed like other responses.
-            205 => (Framing::Length(0), Some(0)),
+            205 => (Framing::Nothing, Some(0)),
             _ => match given.or(complete) {
                 Some(length) => (Framing::Length(length), Some(length)),
                 None => (otherwise, None),
@@ -206,7 +211,6 @@ impl Framing {
     /// Count a piece of `length` bytes, which may be the `last` one. Returns whether it must be sent.
     pub(crate) fn account(&mut self, length: usize, last: bool) -> Result<bool, ResponseError> {
         match self {
-            Framing::Nothing if length > 0 => Err(ResponseError::TooLong),
             Framing::Nothing | Framing::Discarded => Ok(false),
             Framing::Length(left) => {
                 *left = left

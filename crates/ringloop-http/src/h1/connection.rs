@@ -383,7 +383,8 @@ impl Connection {
     ///
     /// # Errors
     /// If no response was started, or if the body does not have the length that Content-Length says. If it is
-    /// too short, the connection is over. If it is too long, the piece must not be sent.
+    /// too short, the connection is over. If it is too long, the piece must not be sent. A body that the status does not
+    /// have is no error, but [not to be sent](Framed::is_forbidden).
     pub fn send(&mut self, length: usize, last: bool) -> Result<Framed, ResponseError> {
         let Writing::Body(framing) = &mut self.writing else {
             return Err(ResponseError::NotBegun);

@@ -14,6 +14,7 @@ pub struct Framed {
     head: [u8; 18],
     head_start: u8,
     sends_payload: bool,
+    is_forbidden: bool,
     tail: &'static [u8],
 }
 
@@ -27,10 +28,13 @@ impl Framed {
         last: bool,
     ) -> Result<Self, ResponseError> {
         let sends_payload = framing.account(length, last)?;
-        Ok(if *framing == Framing::Chunked {
-            Framed::chunk(length, last)
-        } else {
-            Framed::plain(sends_payload)
+        Ok(match *framing {
+            Framing::Chunked => Framed::chunk(length, last),
+            Framing::Nothing => Framed {
+                is_forbidden: length > 0,
+                ..Framed::plain(false)
+            },
+            _ => Framed::plain(sends_payload),
         })
     }
 
@@ -39,6 +43,7 @@ impl Framed {
             head: [0; 18],
             head_start: Self::HEAD_END as u8,
             sends_payload,
+            is_forbidden: false,
             tail: b"",
         }
     }
@@ -78,6 +83,12 @@ impl Framed {
     /// Whether the payload is to be sent.
     pub fn sends_payload(&self) -> bool {
         self.sends_payload
+    }
+
+    /// Whether there is a payload, and a response with this status must not have one, so that it is not to be sent. In
+    /// response to HEAD, nothing is forbidden: it just isn't sent.
+    pub fn is_forbidden(&self) -> bool {
+        self.is_forbidden
     }
 
     /// The bytes after the payload.

@@ -496,8 +496,15 @@ impl Connection {
             .map_or(0, |stream| stream.buffered())
     }
 
-    /// How much of a response's body is still to be sent, if Content-Length says so: nothing in response to HEAD. The
-    /// head must have been sent.
+    /// Whether a response must not have a body because of its status, so that what is sent of one is dropped. In response
+    /// to HEAD, nothing is forbidden: it just isn't sent. The head must have been sent.
+    pub fn forbids_body(&self, stream: u32) -> bool {
+        let found = self.streams.get(&stream);
+        found.is_some_and(|found| found.forbids_body())
+    }
+
+    /// How much of a response's body is still to be sent, if Content-Length says so: nothing in response to HEAD, or where
+    /// the status has no body. The head must have been sent.
     pub fn announced(&self, stream: u32) -> Option<u64> {
         self.streams
             .get(&stream)

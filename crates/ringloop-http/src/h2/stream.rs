@@ -376,9 +376,14 @@ impl Stream {
     pub(super) fn announced(&self) -> Option<u64> {
         match self.framing {
             Framing::Length(left) => Some(left),
-            Framing::Discarded => Some(0),
-            Framing::Nothing | Framing::Chunked | Framing::Stream => None,
+            Framing::Nothing | Framing::Discarded => Some(0),
+            Framing::Chunked | Framing::Stream => None,
         }
+    }
+
+    /// Whether the response must not have a body, because of its status.
+    pub(super) fn forbids_body(&self) -> bool {
+        matches!(self.sending, Sending::Body(_)) && self.framing == Framing::Nothing
     }
 
     /// Whether the head was sent as the whole response.

@@ -673,6 +673,13 @@ impl Connection {
         unless_gone(self.with_http2(body.py(), send))
     }
 
+    /// Whether a response must not have a body, because of its status. Its head was sent.
+    pub(super) fn forbids_body_on(&self, py: Python<'_>, stream: Stream) -> bool {
+        let state = self.state.get(py);
+        let http2 = state.http2.as_deref();
+        http2.is_some_and(|http2| http2.messages.forbids_body(stream.get()))
+    }
+
     /// How many bytes of a file of this size the response takes. Its head was sent.
     pub(super) fn file_length_on(&self, py: Python<'_>, stream: Stream, size: usize) -> usize {
         let state = self.state.get(py);

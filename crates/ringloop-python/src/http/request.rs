@@ -73,6 +73,8 @@ struct State {
     is_started: bool,
     /// A part of the body was given.
     has_body: bool,
+    /// A body was dropped that the response must not have.
+    has_dropped: bool,
     /// While a file is sent: what comes after it.
     file_tail: Option<&'static [u8]>,
     is_complete: bool,
@@ -122,6 +124,7 @@ impl Request {
             trailers: None,
             is_started: false,
             has_body: false,
+            has_dropped: false,
             file_tail: None,
             is_complete: false,
             is_disconnected: false,

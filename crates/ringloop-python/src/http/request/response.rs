@@ -289,10 +289,31 @@ impl Request {
         };
         service.get().return_buffer(py, buffer);
         result?;
-        if more {
-            return Ok(());
+        let completed = if more {
+            Ok(())
+        } else {
+            Self::complete(slf, connection, &service)
+        };
+        if framed.is_forbidden() {
+            return completed.and(this.warn_of_body(py, service.get()));
         }
-        Self::complete(slf, connection, &service)
+        completed
+    }
+
+    /// Says once for a response that its status has no body, so that what was sent of one is dropped.
+    #[cold]
+    fn warn_of_body(&self, py: Python<'_>, service: &HttpService) -> PyResult<()> {
+        let status = {
+            let mut state = self.state.get_mut(py);
+            if std::mem::replace(&mut state.has_dropped, true) {
+                return Ok(());
+            }
+            state.status
+        };
+        let text = format!(
+            "A response with status {status} has no body. What was sent of one is dropped."
+        );
+        service.warn(py, &text)
     }
 
     /// The last part of the response was written.
@@ -354,17 +375,23 @@ impl Request {
         } else {
             Ok(())
         };
+        let is_forbidden =
+            !body.as_bytes().is_empty() && connection.get().forbids_body_on(py, stream);
         let sent = sent.and_then(|()| connection.get().send_body_on(stream, body, last));
         if let Err(error) = sent {
             // The head goes out all the same, as it would have without waiting for the body.
             Connection::drive(connection)?;
             return Err(response_error(py, error));
         }
-        if last {
+        let done = if last {
             Self::complete(slf, connection, service)
         } else {
             Connection::drive(connection)
+        };
+        if is_forbidden {
+            return done.and(this.warn_of_body(py, service.get()));
         }
+        done
     }
 
     /// Begins to send a file as the body: sends the head, and `content` if that is all of the file. Returns how many of
@@ -419,6 +446,9 @@ impl Request {
         let result = connection.write_now(py, &buffer, payload.as_ref(), b"");
         service.get().return_buffer(py, buffer);
         result?;
+        if framed.is_forbidden() {
+            this.warn_of_body(py, service.get())?;
+        }
         Ok(left)
     }
 
@@ -441,6 +471,9 @@ impl Request {
             let connection = connection.get();
             let sent = connection.send_head_on(py, stream, complete, has_trailers, service);
             sent.map_err(|error| response_error(py, error))?;
+        }
+        if size > 0 && connection.get().forbids_body_on(py, stream) {
+            self.warn_of_body(py, service.get())?;
         }
         self.state.get_mut(py).file_tail = Some(b"");
         let count = connection.get().file_length_on(py, stream, size);
