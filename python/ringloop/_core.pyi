@@ -265,6 +265,7 @@ class HttpService:
         timeout_head: float | None = ...,
         timeout_body: float | None = ...,
         timeout_write: float | None = ...,
+        timeout_linger: float = ...,
         access_log: Callable[[str, str, str, str, int], object] | None = None,
         unlogged_path: str | None = None,
         forwarded: Callable[[dict[str, Any]], object] | None = None,

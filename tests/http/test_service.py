@@ -1,6 +1,7 @@
 """The service around the requests: deadlines, ends, memory, other kinds of connections. uvicorn has none of this, or another way."""
 
 import asyncio
+import contextlib
 import gc
 import inspect
 import socket
@@ -722,6 +723,117 @@ def test_a_peer_that_stops_reading_the_end_of_a_response(arm, loop):
                 while received < 470_000:
                     received += len(await loop.sock_recv(sock, 4096))
                 await until_closed(server)
+
+    run(loop, test())
+
+
+# -- Clients that go on sending after their last response --------------------------------------------------------------
+
+
+def small_window():
+    """A socket that is to be connected, and takes little before it is read."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    sock.setblocking(False)
+    return sock
+
+
+async def read_all(loop, sock):
+    received = b""
+    while piece := await loop.sock_recv(sock, 65536):
+        received += piece
+    return received
+
+
+@pytest.mark.parametrize("length", [1000, 200_000])
+@pytest.mark.parametrize(
+    ("request_bytes", "fails"), [(GET, False), (LAST, False), (b"GET / HTTP/1.0\r\n\r\n", False), (GET, True)]
+)
+def test_who_goes_on_sending_gets_all_of_the_last_response(arm, loop, errors, length, request_bytes, fails):
+    """If data met a closed socket, the kernel would reset the connection, and drop what it has yet to send."""
+    answered = asyncio.Event()
+
+    async def application(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"connection", b"close")]})
+        await send({"type": "http.response.body", "body": length * b"x", "more_body": fails})
+        answered.set()
+        assert not fails, "as the test asks for"
+
+    async def test():
+        settings = {"timeout_linger": 10.0 * support.PATIENCE_S, "timeout_write": None}
+        async with Server(arm, application, **settings) as server:
+            with small_window() as sock:
+                await loop.sock_connect(sock, (support.HOST, server.port))
+                await loop.sock_sendall(sock, request_bytes)
+                await answered.wait()
+                for _ in range(10):
+                    await loop.sock_sendall(sock, 100_000 * b"y")
+                received = await read_all(loop, sock)
+                assert received.count(b"x") == length
+                # It may go on, and what it sends is dropped.
+                await loop.sock_sendall(sock, 100_000 * b"y")
+                assert server.service.connections == 1
+            await until_closed(server)
+            assert server.service.requests == 1
+
+    run(loop, test())
+    assert len(errors()) == fails
+
+
+@pytest.mark.parametrize("sends", [False, True])
+@pytest.mark.parametrize("settings", [{}, {"limit_concurrency": 1}])
+def test_who_never_leaves_after_the_last_response_is_cut_off(arm, loop, caplog, settings, sends):
+    async def test():
+        async with Server(arm, text(b"ok"), timeout_linger=0.1, **settings) as server, server.client() as client:
+            client.write(LAST)
+            assert (await client.rest()).endswith(b"Service Unavailable" if settings else b"ok")
+            while server.service.connections:
+                if sends:
+                    client.write(100_000 * b"y")
+                    try:
+                        await client.writer.drain()
+                    except ConnectionError:
+                        break
+                await asyncio.sleep(0)
+            await until_closed(server)
+
+    run(loop, test())
+
+
+def test_the_time_to_leave_begins_when_all_is_sent(arm, loop):
+    async def test():
+        settings = {"timeout_linger": 0.05, "timeout_write": None}
+        async with Server(arm, text(bytes(500_000)), **settings) as server:
+            with await small_client(server) as sock:
+                await loop.sock_sendall(sock, LAST)
+                # The time is over before the client has read: its data is taken all the same.
+                await asyncio.sleep(0.3)
+                for _ in range(100):
+                    await loop.sock_sendall(sock, 100_000 * b"y")
+                assert server.service.connections == 1
+                support.reset(sock)
+            await until_closed(server)
+
+    run(loop, test())
+
+
+def test_who_does_not_leave_does_not_count_as_a_client(arm, loop):
+    """A server that shuts down does not wait for it, either."""
+
+    async def test():
+        settings = {"timeout_linger": 10.0 * support.PATIENCE_S, "limit_concurrency": 2}
+        server = Server(arm, text(b"ok"), **settings)
+        async with contextlib.AsyncExitStack() as stack, server:
+            for _ in range(3):
+                client = await stack.enter_async_context(server.client())
+                client.write(LAST)
+                assert (await client.rest()).startswith(b"HTTP/1.1 200 ")
+            assert server.service.connections == 3
+            async with server.client() as one, server.client() as other:
+                one.write(GET)
+                assert (await one.response())[0] == "HTTP/1.1 503 Service Unavailable"
+                other.write(GET)
+                await other.response()
 
     run(loop, test())
 

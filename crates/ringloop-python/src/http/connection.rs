@@ -307,8 +307,11 @@ impl Connection {
             return Self::read_on(slf);
         }
         if started > 0 {
-            // Otherwise the deadline for the previous head would go on.
-            let slot = this.state.get(py).slot;
+            // Otherwise the deadline for the previous head would go on. A connection that ends has another one.
+            let slot = {
+                let state = this.state.get(py);
+                state.slot.filter(|_| !state.is_closing)
+            };
             if let Some(slot) = slot {
                 HttpService::set_deadline(&service, slot, None)?;
             }
@@ -710,13 +713,12 @@ impl Connection {
     ) -> PyResult<()> {
         let py = slf.py();
         let this = slf.get();
-        let (is_over, is_sending, is_busy, has_input, previous) = {
+        let (is_over, is_busy, has_input, previous) = {
             let mut state = this.state.get_mut(py);
             let is_current = state.current.as_ref().is_some_and(|it| it.is(request));
             let previous = is_current.then(|| state.current.take()).flatten();
             (
                 state.http.is_over(),
-                state.http.is_reading_body(),
                 state.is_busy,
                 !state.input.is_empty(),
                 previous,
@@ -724,11 +726,8 @@ impl Connection {
         };
         drop(previous);
         if is_over {
-            return if is_sending {
-                Self::linger(slf)
-            } else {
-                Self::close(slf)
-            };
+            // The client may still be sending the rest of the body, or the next request.
+            return Self::linger(slf);
         }
         let Some(service) = this.service(py).filter(|_| !is_busy) else {
             return Ok(());
@@ -825,10 +824,11 @@ impl Connection {
         let py = slf.py();
         let this = slf.get();
         this.end_awaiting(py);
-        let (service, slot, dropped) = {
+        let (service, slot, was_lingering, dropped) = {
             let mut state = this.state.get_mut(py);
             state.is_closing = true;
             state.is_writing_paused = false;
+            let was_lingering = std::mem::take(&mut state.is_lingering);
             let dropped = (
                 state.transport.take(),
                 state.socket.take(),
@@ -837,7 +837,12 @@ impl Connection {
                 std::mem::take(&mut state.input),
                 std::mem::replace(&mut state.output, Output::new()),
             );
-            (state.service.take(), state.slot.take(), dropped)
+            (
+                state.service.take(),
+                state.slot.take(),
+                was_lingering,
+                dropped,
+            )
         };
         drop(dropped);
         let (current, http2) = {
@@ -850,7 +855,7 @@ impl Connection {
             request.get().disconnect(py, true)
         });
         let left = match (service, slot) {
-            (Some(service), Some(slot)) => service.get().leave(py, slot),
+            (Some(service), Some(slot)) => service.get().leave(py, slot, was_lingering),
             _ => Ok(()),
         };
         support::first_error(py, told, left)

@@ -23,7 +23,7 @@ pub(super) enum Kind {
     Pong,
     /// For a WebSocket's client to close the connection, after a close frame.
     Close,
-    /// For a client that was refused to stop sending.
+    /// For a client that has its last response to stop sending.
     Linger,
 }
 

@@ -505,7 +505,7 @@ impl Request {
             Some(connection) if is_closing => {
                 let flushed = Self::flush_head(slf);
                 flushed.and(match this.stream {
-                    None => Connection::close(&connection),
+                    None => Connection::linger(&connection),
                     Some(stream) => Connection::reset_stream(&connection, stream),
                 })
             }
@@ -651,7 +651,7 @@ impl Request {
     fn _give_up_file(&self, py: Python<'_>) -> PyResult<()> {
         self.state.get_mut(py).file_tail = None;
         match (self.connection(py), self.stream) {
-            (Some(connection), None) => Connection::close(&connection),
+            (Some(connection), None) => Connection::linger(&connection),
             (Some(connection), Some(stream)) => Connection::reset_stream(&connection, stream),
             (None, _) => Ok(()),
         }

@@ -108,6 +108,8 @@ impl<T> Table<T> {
 struct State {
     objects: Option<Objects>,
     connections: Table<Py<Connection>>,
+    /// Those of which only the rest of the client's data is awaited.
+    lingering: usize,
     /// Protocols that may still get their connections.
     awaited: usize,
     /// Requests whose tasks wait.
@@ -150,9 +152,6 @@ const CLOSE_S: f64 = 10.0;
 /// Clients that are idle longer ask so seldom that making it again costs little.
 const HEAD_KEPT_S: f64 = 0.25;
 
-/// How long what a refused client still sends is read and dropped.
-const LINGER_S: f64 = 2.0;
-
 /// A buffer that has grown beyond this is not kept, and no more than so many are.
 const BUFFER_KEPT: usize = 64 * 1024;
 const BUFFERS_KEPT: usize = 4;
@@ -166,7 +165,7 @@ impl HttpService {
         limit_concurrency=None, limit_http2_requests=Some(1000),
         limit_max_requests=None, on_max_requests=None,
         timeout_keep_alive=Some(5.0), timeout_head=Some(10.0), timeout_body=Some(60.0),
-        timeout_write=Some(60.0), access_log=None, unlogged_path=None, forwarded=None, logger=None,
+        timeout_write=Some(60.0), timeout_linger=2.0, access_log=None, unlogged_path=None, forwarded=None, logger=None,
         ws=true, ws_max_size=16 << 20, ws_max_queue=32, ws_ping_interval=Some(20.0),
         ws_ping_timeout=Some(20.0), ws_per_message_deflate=true,
     ))]
@@ -196,6 +195,7 @@ impl HttpService {
         timeout_head: Option<f64>,
         timeout_body: Option<f64>,
         timeout_write: Option<f64>,
+        timeout_linger: f64,
         access_log: Option<Py<PyAny>>,
         unlogged_path: Option<String>,
         forwarded: Option<Py<PyAny>>,
@@ -255,7 +255,7 @@ impl HttpService {
                 ws_ping_interval.filter(|seconds| *seconds > 0.0),
                 ws_ping_timeout,
                 Some(CLOSE_S),
-                Some(LINGER_S),
+                Some(timeout_linger),
             ]
             .map(|timeout| timeout.map(|seconds| (seconds * 1e9).round() as u64)),
             logs_access: access_log.is_some(),
@@ -288,6 +288,7 @@ impl HttpService {
         let state = State {
             objects: Some(objects),
             connections: Table::new(),
+            lingering: 0,
             awaited: 0,
             waiting: Table::new(),
             active: 0,
@@ -862,7 +863,8 @@ impl HttpService {
     pub(super) fn is_overloaded(&self, py: Python<'_>) -> bool {
         self.settings.concurrency.is_some_and(|limit| {
             let state = self.state.get(py);
-            state.connections.len() >= limit || state.active >= limit
+            let open = state.connections.len().saturating_sub(state.lingering);
+            open >= limit || state.active >= limit
         })
     }
 
@@ -924,10 +926,16 @@ impl HttpService {
         state.connections.insert(connection.clone().unbind())
     }
 
+    /// Counts a connection as one that is answered, and of which only the rest of the client's data is awaited.
+    pub(super) fn begin_lingering(&self, py: Python<'_>) {
+        self.state.get_mut(py).lingering += 1;
+    }
+
     /// Forgets a connection.
-    pub(super) fn leave(&self, py: Python<'_>, slot: usize) -> PyResult<()> {
+    pub(super) fn leave(&self, py: Python<'_>, slot: usize, was_lingering: bool) -> PyResult<()> {
         let removed = {
             let mut state = self.state.get_mut(py);
+            state.lingering -= usize::from(was_lingering);
             state.deadlines.clear_reading(slot);
             state.deadlines.clear_writing(slot);
             state.connections.remove(slot)

@@ -63,11 +63,7 @@ impl Connection {
         }
         let result = Self::write(slf, &buffer, None, b"");
         service.get().return_buffer(py, buffer);
-        if is_refused {
-            result.and(Self::linger(slf))
-        } else {
-            result.and(Self::close(slf))
-        }
+        result.and(Self::linger(slf))
     }
 
     /// Closes the connection once everything is sent.
@@ -100,9 +96,14 @@ impl Connection {
     pub(in crate::http) fn on_lingered(slf: &Bound<'_, Self>) -> PyResult<()> {
         let py = slf.py();
         let this = slf.get();
-        if this.state.get(py).is_lingering {
+        let is_lingering = this.state.get(py).is_lingering;
+        let is_unsent = this.sent(py)?.unsent > 0;
+        if is_lingering && is_unsent {
+            // The client has yet to read what it was sent: the deadline for writing sees to it that it does.
+            this.set_deadline(py, Some(Kind::Linger))
+        } else if is_lingering {
             this.close_transport(py)
-        } else if this.sent(py)?.unsent > 0 {
+        } else if is_unsent {
             this.limit_closing(py)
         } else {
             Self::abort(slf)
@@ -120,7 +121,8 @@ impl Connection {
 
     /// As `close`, where the client may still be sending. If its data met a closed socket, the kernel would reset the
     /// connection, and the client might lose the response. So only our side ends, and what still comes is dropped, until
-    /// the client has closed or its time is over. Under TLS the connection just closes.
+    /// the client has closed or its time is over, which begins when everything is sent. Under TLS the connection just
+    /// closes.
     pub(in crate::http) fn linger(slf: &Bound<'_, Self>) -> PyResult<()> {
         let py = slf.py();
         let this = slf.get();
@@ -130,7 +132,9 @@ impl Connection {
         };
         let ended = Self::end(slf);
         if this.end_writing(py)? {
-            this.state.get_mut(py).is_lingering = true;
+            if !std::mem::replace(&mut this.state.get_mut(py).is_lingering, true) {
+                service.get().begin_lingering(py);
+            }
             this.resume_reading(py, &service)?;
             this.set_deadline(py, Some(Kind::Linger))?;
         }
