@@ -1407,6 +1407,9 @@ PROGRAMS = {
     "cowboy",
     "eio",
     "rloop",
+    "loopmini",
+    "blazio",
+    "talyn",
     "libevent",
 }
 
