@@ -89,7 +89,7 @@ def test_all_of_many_streams_is_read_with_few_addresses(arm):
             support.limit_address_space(support.address_space() + LIMIT)
             data = bytes(SIZE)
             await asyncio.gather(*[loop.sock_sendall(peer, data) for peer in peers])
-            await support.looks()
+            await asyncio.sleep(0.01)  # Most of it is read meanwhile; if not, the test says less.
             try:
                 bytearray(LIMIT // 2)
             except MemoryError:
