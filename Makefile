@@ -61,8 +61,9 @@ by_test = --numprocesses $(WORKERS) --dist worksteal
 by_file = --numprocesses $(WORKERS) --dist loadfile
 # Tests that don't depend on the interpreter. They run on the main one only.
 any_interpreter = tests/tools $(addprefix tests/http/test_,$(addsuffix .py,containers deployment http_metrics options proxies reload server_soak workers))
-# Tests of ringlab that take minutes: those that measure, which must run one after the other, and simulations of its verdicts.
-long_lab_tests = $(addprefix lab/tests/test_,$(addsuffix .py,matrix wrk oracle presets error_rates))
+# Tests of ringlab that take minutes: those that measure, which must run one after the other, simulations of its verdicts, and those that
+# build every target.
+long_lab_tests = $(addprefix lab/tests/test_,$(addsuffix .py,matrix wrk oracle presets error_rates targets))
 # pytest under an interpreter with options. The worker processes get them by --tx.
 pytest_under = $(python) $(1) tools/run_pytest.py --record modes-$(minor_version) $(if $(filter-out 0,$(WORKERS)),--dist worksteal --tx '$(WORKERS)*popen//python=$(abspath $(python)) $(1)')
 # The Python that was named on make's command line, if any. An existing environment must have been made from it.
@@ -122,7 +123,7 @@ test-applications: extension $(VENV)/.applications-installed ## uvicorn, aiohttp
 	$(say) "real applications on $$($(python) -V)"
 	@$(pytest) applications-$(minor_version) tests/applications $(by_file) $(ARGS)
 
-test-lab: build $(VENV)/.peers-installed ## ringlab's tests, on every target that this machine has tools for
+test-lab: build $(VENV)/.peers-installed ## ringlab's tests, without those that measure or build every target
 	$(say) "ringlab on $$($(python) -V)"
 	@$(pytest) lab-$(minor_version) lab/tests $(or $(ARGS),$(by_file) $(addprefix --ignore ,$(long_lab_tests)))
 
@@ -130,7 +131,7 @@ test-modes: extension ## the Python tests in the development mode and in debug m
 	$(say) "Python tests with -X dev and PYTHONASYNCIODEBUG=1"
 	@RINGLOOP_TEST_LOOPS=$${RINGLOOP_TEST_LOOPS:-io_uring,epoll} PYTHONASYNCIODEBUG=1 $(call pytest_under,-X dev -W error) $(addprefix --ignore ,$(any_interpreter)) $(ARGS)
 
-test-bench: build $(VENV)/.peers-installed ## check that everything can be measured, and how often verdicts err
+test-bench: build $(VENV)/.peers-installed ## build every target, check that it can be measured, and how often verdicts err
 	$(say) 'short benchmarks, and simulated ones'
 	@$(pytest) bench-$(minor_version) $(long_lab_tests) $(ARGS)
 

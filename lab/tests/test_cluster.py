@@ -612,7 +612,7 @@ def test_system_calls_and_flame_graphs_are_those_of_the_server_s_machine(
     """With the real load generator: a fake one gives perf no time."""
     monkeypatch.delenv("RINGLAB_LOAD", raising=False)
     found = instruments.find()
-    words = ("run", ECHO, "--cluster", "local", "--rounds", 1, "--seconds", 0.3, "--no-again", "--if-busy", "wait")
+    words = ("run", ECHO, "--cluster", "local", "--rounds", 1, "--seconds", 2, "--no-again", "--if-busy", "wait")
     words += ("--targets-folder", fake_program.parent / "targets", "--output", tmp_path / "out")
     output = on_local_cluster(*words, "--system-calls", "--profile")
     result = results.Result.read(tmp_path / "out" / "result.json")
