@@ -104,7 +104,7 @@ class Child:
     def __init__(self, loop: _Loop, transport: _Transport) -> None:
         self._loop: _Loop | None = loop
         self._outlives = transport._outlives
-        self._transport: _Transport | None = transport
+        self._transport: Any = transport
         self._process: subprocess.Popen[bytes] = transport._proc
         self._pid = self._process.pid
         self._pidfd: int | None = None

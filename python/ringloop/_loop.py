@@ -226,13 +226,14 @@ class EventLoop(_Native, asyncio.SelectorEventLoop):
         self._children.clear()
 
     def _close_self_pipe(self) -> None:
+        this: Any = self
         # In a garbage cycle, the collector may have closed the sockets before it has the loop closed.
-        if self._ssock.fileno() >= 0:
-            super()._close_self_pipe()
+        if this._ssock.fileno() >= 0:
+            cast("Any", super())._close_self_pipe()
             return
-        self._csock.close()
-        self._ssock = self._csock = None
-        self._internal_fds -= 1
+        this._csock.close()
+        this._ssock = this._csock = None
+        this._internal_fds -= 1
 
     def metrics(self, *, reset_slowest: bool = False) -> Metrics:
         """Returns an immutable snapshot of what the loop has done so far and what it holds now; see `Metrics`.

@@ -52,11 +52,7 @@ impl Registered {
     /// Fetches the set's events and returns whether there were any. Do not repeat this in the same poll:
     /// level-triggered events would come twice. If it fails, the events are still due: the ring won't report the set
     /// again.
-    pub(super) fn fetch(
-        &mut self,
-        table: &mut Table,
-        events: &mut Vec<Event>,
-    ) -> io::Result<bool> {
+    pub(super) fn fetch(&mut self, table: &mut Table, events: &mut Vec<Event>) -> io::Result<bool> {
         if !self.is_due {
             return Ok(false);
         }

@@ -117,8 +117,7 @@ fn check_calls(ring: &IoUring) -> io::Result<()> {
         }
         _ => {}
     }
-    sys::probe_register(ring.as_raw_fd())
-        .map_err(|error| refusal("io_uring_register", &error))?;
+    sys::probe_register(ring.as_raw_fd()).map_err(|error| refusal("io_uring_register", &error))?;
     sys::probe_epoll_wait().map_err(|error| refusal("epoll_wait", &error))
 }
 
