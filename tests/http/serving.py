@@ -35,8 +35,9 @@ class Server:
 
     def make_control(self):
         """uvicorn's protocol, with the same settings."""
-        uvicorn = pytest.importorskip("uvicorn", reason="make test-applications installs the control")
-        pytest.importorskip("httptools", reason="make test-applications installs the control")
+        # Others install some of these: `make bench` uvicorn and httptools.
+        for name in ("httptools", "websockets", "uvicorn"):
+            uvicorn = pytest.importorskip(name, reason="make test-applications installs the control")
         from uvicorn.server import ServerState
 
         settings = dict(self.settings)
