@@ -161,8 +161,8 @@ fn a_client_that_gives_more_room_than_it_was_sent_data_is_a_flood() {
         // It has given room for each frame already. What was sent, and the burst, allow for some more.
         let more = sent / 256 + 100;
         let update = frame(WINDOW_UPDATE, 0, 0, &[0, 0, 0, 1]);
-        let ended = (0..).find(|_| !server.give(&update).is_empty()).unwrap();
-        assert!(ended <= more + 1, "{ended} after {count} frames");
+        let ends = (0..=more).any(|_| !server.give(&update).is_empty());
+        assert!(ends, "after {count} frames");
         assert_eq!(goaway(&server.output()), Some(ENHANCE_YOUR_CALM));
     }
 }
