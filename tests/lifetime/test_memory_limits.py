@@ -4,8 +4,6 @@ import pytest
 
 from support import run_child
 
-pytestmark = pytest.mark.exact
-
 PROGRAM = """
 import asyncio, contextlib, os, socket, sys, tempfile
 from ringloop import files
@@ -62,6 +60,7 @@ with asyncio.Runner(loop_factory=new_loop) as runner:
 """
 
 
+@pytest.mark.exact
 @pytest.mark.ringloop_only
 @pytest.mark.parametrize("what", ["write", "writelines", "pipe", "file"])
 def test_data_that_cannot_be_copied_is_refused(arm, what):
