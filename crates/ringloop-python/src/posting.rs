@@ -42,17 +42,17 @@ const POSTS_PER_GIFT: u64 = 16;
 const OFFER_NS: u64 = 50_000;
 /// After so many offers in vain, the loop can't be waiting for the GIL. Only one in `RARELY` is made from then on.
 const OFFERS_MAX: u64 = 100;
-const RARELY: u64 = 64;
+const RARELY: u64 = 16;
 /// A sleep is as many naps as it needs. The kernel adds 50 us to each.
 const NAP: Duration = Duration::from_micros(50);
 /// The longest sleep if the loop is known to wait for the GIL: other threads may keep it for so long.
 const SLEEP_NS_MAX: u64 = 5_000_000;
 /// The longest sleep if it only seems to.
-const DOUBTFUL_SLEEP_NS_MAX: u64 = 1_000_000;
+const DOUBTFUL_SLEEP_NS_MAX: u64 = 2_000_000;
 /// Threads sleep in doubt while there is trust that this helps. Each time that it has helped adds one, up to this.
-const TRUST_MAX: u64 = 8;
+const TRUST_MAX: u64 = 16;
 /// What a sleep in vain takes away. It may just have been too short: other threads want the GIL and the CPU, too.
-const TRUST_LOST: u64 = 4;
+const TRUST_LOST: u64 = 1;
 
 // The clock is read at the last of them.
 const _: () = assert!(POSTS_PER_TURN.is_multiple_of(POSTS_PER_GIFT));
