@@ -427,11 +427,10 @@ def test_the_pidfd_is_closed_when_waiting_for_the_child_fails(loop, monkeypatch)
         process = await asyncio.create_subprocess_exec(sys.executable, "-c", "input()", stdin=asyncio.subprocess.PIPE)
         with monkeypatch.context() as patches:
             patches.setattr(os, "waitid", fail)
+            patches.setattr(os, "waitpid", fail)
             process.stdin.close()
-            await until(lambda: contexts)
+            assert await process.wait() == 255
         os.waitpid(process.pid, 0)
-        process._transport._process_exited(0)
-        assert await process.wait() == 0
         assert not open_descriptors() - before
 
     loop.run_until_complete(main())

@@ -27,7 +27,7 @@ def test_a_control_that_is_installed_in_part_is_none(monkeypatch, kind, installe
     monkeypatch.setitem(sys.modules, missing, None)
 
     async def make():
-        return kind("asyncio", None).make_uvicorn()
+        return kind("asyncio", None).make_control()
 
     with pytest.raises(pytest.skip.Exception, match="make test-applications installs the control"):
         asyncio.run(make())
