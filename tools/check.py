@@ -6,10 +6,10 @@
     tools/check.py 'make lint' 'make docs' these steps, and what they need
     tools/check.py --table                 write the tables of CONTRIBUTING.md from the last run
 
-Steps run in two lanes: tests wait more than they compute, so what mostly compiles runs beside them. The output of a step is
-printed when it ends. A step that fails doesn't stop the others. CPython 3.14 and 3.15 come from a Debian tree (tools/pythons.sh)
-where this machine has none. Of the interpreters between the oldest and the newest, one takes part in each run; the commit's hash
-decides which.
+Steps run in two lanes, because tests wait about as much as they compute: what runs on the main interpreter, and everything else
+beside it. The output of a step is printed when it ends. A step that fails doesn't stop the others. CPython 3.14 and 3.15 come
+from a Debian tree (tools/pythons.sh) where this machine has none. Of the interpreters between the oldest and the newest, one
+takes part in each run; the commit's hash decides which.
 
 A test that fails once and then passes twice alone is flaky (tools/test_records.py). The summary lists it, and the check passes
 with up to five of these. Exits with 0 if everything passed, with 1 if something failed, with 2 if the check could not begin.
@@ -50,7 +50,7 @@ ERRORS = re.compile(
     re.MULTILINE,
 )
 """What the summary repeats of the output of a step that failed."""
-Lane = Literal["tests", "builds"]
+Lane = Literal["main", "beside"]
 
 
 class CannotBegin(Exception):
@@ -184,29 +184,29 @@ def plan(pythons: Interpreters, commit: str) -> list[Step]:
     main, chosen = pythons.main, turn_of(commit, pythons.in_the_middle)
     steps = [
         Step(
-            "debian tree", "CPython 3.14 and 3.15 from Debian, where this machine lacks them", ["env", TREE], "builds"
+            "debian tree", "CPython 3.14 and 3.15 from Debian, where this machine lacks them", ["env", TREE], "beside"
         ),
         Step(
             "make build",
             "the README's first command, and what it built reports its backend",
             ["sh", "-c", f'"$@" && {main.python} -m ringloop', "sh", *main.make("build")],
-            "tests",
+            "main",
         ),
         Step(
             "environment",
             "what all further steps install from PyPI",
             main.make("environment"),
-            "tests",
+            "main",
             ("make build",),
         ),
         Step(
-            "compile the Rust tests", "they compile", main.make("test-rust", "ARGS=--no-run"), "builds", ("make build",)
+            "compile the Rust tests", "they compile", main.make("test-rust", "ARGS=--no-run"), "beside", ("make build",)
         ),
         Step(
             "make test",
             f"all Rust tests; on CPython 3.{main.minor} all Python tests on asyncio, io_uring and epoll, applications, ringlab's tests",
             main.make("test"),
-            "tests",
+            "main",
             ("environment",),
         ),
     ]
@@ -222,10 +222,10 @@ def plan(pythons: Interpreters, commit: str) -> list[Step]:
             "make lint",
             "layers, rustfmt, clippy, rustdoc, ruff, mypy, stubtest",
             main.make("lint"),
-            "builds",
+            "beside",
             ("environment",),
         ),
-        Step("make docs", "the site, every link", main.make("docs"), "builds", ("environment",)),
+        Step("make docs", "the site, every link", main.make("docs"), "beside", ("environment",)),
         *long_steps(main, pythons.newest),
     ]
 
@@ -248,12 +248,12 @@ def further_interpreter(python: Interpreter, *, in_quick: bool, is_newest: bool)
     with_http = ["env", backends, *python.make("test-interpreter", *fast, "ARGS=tests/http", f"record=http-3.{minor}")]
     needs = ("debian tree",) if python.inside else ()
     steps = [
-        Step(build, f"the extension compiles for CPython 3.{minor}", extension, "builds", needs, in_quick),
-        Step(f"python 3.{minor}", covers, tests, "tests", (build,), in_quick),
-        Step(f"control 3.{minor}", "the same on asyncio", of_asyncio, "tests", (build,), in_quick=False),
+        Step(build, f"the extension compiles for CPython 3.{minor}", extension, "beside", needs, in_quick),
+        Step(f"python 3.{minor}", covers, tests, "beside", (build,), in_quick),
+        Step(f"control 3.{minor}", "the same on asyncio", of_asyncio, "beside", (build,), in_quick=False),
     ]
     if not is_newest:
-        steps.append(Step(f"http 3.{minor}", "the tests of HTTP", with_http, "tests", (build,), in_quick=False))
+        steps.append(Step(f"http 3.{minor}", "the tests of HTTP", with_http, "beside", (build,), in_quick=False))
     return steps
 
 
@@ -262,7 +262,7 @@ def conformance(python: Interpreter, *, in_quick: bool) -> Step:
     command = [*python.inside, python.python, "tools/conformance.py", "--record", f"conformance-3.{python.minor}"]
     covers = "CPython's own tests of asyncio on both backends"
     needs = ("make build", f"build on 3.{python.minor}")
-    return Step(f"conformance 3.{python.minor}", covers, command, "tests", needs, in_quick)
+    return Step(f"conformance 3.{python.minor}", covers, command, "beside", needs, in_quick)
 
 
 def long_steps(main: Interpreter, newest: Interpreter) -> Iterator[Step]:
@@ -291,7 +291,7 @@ def long_steps(main: Interpreter, newest: Interpreter) -> Iterator[Step]:
         ("make test-bench", "every target and cell can be measured; simulated verdicts", main.make("test-bench")),
     ):
         needs = ("make test-package",) if wheels in command else ("make build",)
-        yield Step(name, covers, command, "tests", (*needs, "debian tree"), in_quick=False)
+        yield Step(name, covers, command, "main", (*needs, "debian tree"), in_quick=False)
 
 
 # Running them.
@@ -309,7 +309,7 @@ class Run:
 
     def finish(self) -> None:
         """Run all steps."""
-        lanes: tuple[Lane, ...] = ("tests", "builds")
+        lanes: tuple[Lane, ...] = ("main", "beside")
         threads = [threading.Thread(target=self._run_lane, args=[lane], daemon=True) for lane in lanes]
         for thread in threads:
             thread.start()

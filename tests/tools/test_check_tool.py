@@ -49,7 +49,7 @@ def test_no_step_waits_for_a_later_one_of_its_lane_or_for_itself(found):
     steps = check.plan(found, "0" * 40)
     assert len(set(names(steps))) == len(steps)
     ended = set()
-    lanes = [[step for step in steps if step.lane == lane] for lane in ("tests", "builds")]
+    lanes = [[step for step in steps if step.lane == lane] for lane in ("main", "beside")]
     while any(lanes):
         ready = [lane for lane in lanes if lane and {*lane[0].needs} & {*names(steps)} <= ended]
         assert ready, f"{[lane[0].name for lane in lanes if lane]} wait for each other"
@@ -70,7 +70,7 @@ def run(tmp_path, monkeypatch):
 
     def run_commands(**commands):
         steps = [
-            check.Step(name, "", ["sh", "-c", command], ("tests", "builds")[index % 2])
+            check.Step(name, "", ["sh", "-c", command], ("main", "beside")[index % 2])
             for index, (name, command) in enumerate(commands.items())
         ]
         run = check.Run(steps)
