@@ -734,12 +734,16 @@ class _Buffered(_Binary):
         while self._out:
             self._written(self._write_now(self._descriptor.fd, self._out))
 
+    def _keeps(self, size: int) -> bool:
+        """Whether an empty buffer would take this many bytes; from Python 3.13 on, `io` writes what would fill it."""
+        return size < self._size if sys.version_info >= (3, 13) else size <= self._size
+
     async def _write(self, view: memoryview) -> int:
         size = view.nbytes
         if self._ahead:
             self._drop_ahead()
         out = self._out
-        if len(out) + size <= self._size:
+        if len(out) + size <= self._size and self._keeps(size):
             out += view
             return size
         try:
@@ -751,7 +755,7 @@ class _Buffered(_Binary):
             if size <= room:
                 return size
             raise _blocked(room) from None
-        if size <= self._size:
+        if self._keeps(size):
             out += view
             return size
         # From here on the data count as written: what the kernel has not taken when the call is cancelled goes on.
@@ -766,7 +770,7 @@ class _Buffered(_Binary):
             del out[self._size :]
             raise _blocked(size - refused) from None
         except OSError:
-            if len(out) < size and len(out) <= self._size:
+            if len(out) < size and self._keeps(len(out)):
                 # As in `io`, the buffer takes what is left when the kernel has written a part, and the next flush fails.
                 return size
             # It belongs to this call, which has failed.
