@@ -257,7 +257,7 @@ bench: build $(VENV)/.peers-installed ## every runtime on this machine, under 10
 	$(say) 'ringlab'
 	@$(VENV)/bin/ringlab run $(if $(FULL),,--quick) $(ARGS)
 
-bench-loops: build $(VENV)/.peers-installed ## the event loops in detail, under 7 minutes; FULL=1 runs every cell
+bench-loops: build $(VENV)/.peers-installed ## the event loops in detail, under 9 minutes; FULL=1 runs every cell
 	$(say) "ringloop and its peers on $$($(python) -V)"
 	@$(VENV)/bin/ringlab run --preset loops$(if $(FULL),-full) $(ARGS)
 

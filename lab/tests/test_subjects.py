@@ -135,7 +135,7 @@ def test_an_unknown_preset_is_refused() -> None:
         presets.named("loop")
 
 
-@pytest.mark.parametrize(("preset", "minutes"), [("loops", 7), ("native", 8)])
+@pytest.mark.parametrize(("preset", "minutes"), [("loops", 9), ("native", 8)])
 def test_a_preset_fits_its_time(preset: str, minutes: float, tmp_path: Path) -> None:
     """With every arm that there is, the fewest rounds, and the windows that a run without time has."""
     plans = workloads.choose(presets.PRESETS[preset].what, "quick")
