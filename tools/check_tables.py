@@ -15,6 +15,7 @@ import test_records
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "CONTRIBUTING.md"
 BEGIN, END = "<!-- begin: tools/check_tables.py -->", "<!-- end: tools/check_tables.py -->"
+NUMBERS = {"tests", "minutes", "seconds"}
 SLOWEST = 50
 """How many of the slowest tests are listed."""
 
@@ -25,8 +26,8 @@ def minutes(seconds: float) -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown. All columns but the first hold numbers."""
-    lines = [" | ".join(header), " | ".join(["---", *["---:"] * (len(header) - 1)])]
+    """A table in Markdown. Columns with these words in their header hold numbers."""
+    lines = [" | ".join(header), " | ".join("---:" if NUMBERS & {*name.split()} else "---" for name in header)]
     return "\n".join(f"| {line} |" for line in [*lines, *(" | ".join(row) for row in rows)])
 
 
@@ -88,8 +89,8 @@ def write(report: dict[str, Any]) -> None:
             BEGIN,
             f"Measured on {report['date']}, at revision {report['commit'][:12]}: {report['machine']}.",
             steps_table(report),
-            "The times of tests overlap, because several run at once. Python's tests are measured with what they start; of\n"
-            "Rust's, only each program as a whole has a CPU time.",
+            "The times of tests overlap, because several run at once. Those of Python include the processes\n"
+            "that they start. Of Rust's, only each program as a whole has a CPU time.",
             folders_table(records),
             f"The {SLOWEST} slowest tests:",
             slowest_table(records),
