@@ -94,7 +94,7 @@ $(extension_installed): $(extension_sources) $(VENV)/.tools-installed
 environment: build $(addprefix $(VENV)/.,lint-installed docs-installed applications-installed peers-installed) ## install what all tests, lint and docs need
 
 ##@ Test
-check: ## what decides about a commit, on several CPythons, in half an hour; ARGS=--list
+check: ## what decides about a commit, on several CPythons; ARGS=--list
 	@$(PYTHON) tools/check.py $(ARGS)
 
 check-all: ## the same and all that takes longer, on every CPython: hours
