@@ -26,12 +26,12 @@ name = "{name}"
 language = "Python"
 title = "a fake"
 [run]
-echo = "{{python}} {server} echo --host {{host}} --port {{port}} --workers {{workers}} --cost {cost} --fault '{fault}'"
-http = "{{python}} {server} http --host {{host}} --port {{port}} --workers {{workers}} --cost {cost} --fault '{fault}'"
-discard = "{{python}} {server} discard --host {{host}} --port {{port}} --cost {cost} --fault '{fault}'"
-bind = "{{python}} {server} bind --count {{count}} --cost {cost} --fault '{fault}'"
-asgi = "{{python}} {server} asgi --host {{host}} --port {{port}} --feature {{feature}} --cost {cost} --fault '{fault}'"
-loops = "{{python}} FAKES/subject.py --cost {cost} --fault '{fault}'"
+echo = "{{python}} -IS {server} echo --host {{host}} --port {{port}} --workers {{workers}} --cost {cost} --fault '{fault}'"
+http = "{{python}} -IS {server} http --host {{host}} --port {{port}} --workers {{workers}} --cost {cost} --fault '{fault}'"
+discard = "{{python}} -IS {server} discard --host {{host}} --port {{port}} --cost {cost} --fault '{fault}'"
+bind = "{{python}} -IS {server} bind --count {{count}} --cost {cost} --fault '{fault}'"
+asgi = "{{python}} -IS {server} asgi --host {{host}} --port {{port}} --feature {{feature}} --cost {cost} --fault '{fault}'"
+loops = "{{python}} -IS FAKES/subject.py --cost {cost} --fault '{fault}'"
 [ready]
 timeout_s = 60
 connect = {connect}
@@ -69,12 +69,17 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
+def write_fake_load(program: Path) -> Path:
+    """Make a program of the fake load generator, which begins soon: without Python's site module."""
+    program.write_text(f"#!{sys.executable} -IS\n" + (FAKES / "load.py").read_text())
+    program.chmod(0o755)
+    return program
+
+
 @pytest.fixture
 def fake_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patient_probes: None) -> Path:
     """The fake load generator, which is found instead of the real one."""
-    program = tmp_path / "fake-load"
-    program.write_text(f"#!{sys.executable}\n" + (FAKES / "load.py").read_text())
-    program.chmod(0o755)
+    program = write_fake_load(tmp_path / "fake-load")
     monkeypatch.setenv("RINGLAB_LOAD", str(program))
     for name in preflight.DEBUG_VARIABLES:
         monkeypatch.delenv(name, raising=False)

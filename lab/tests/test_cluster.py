@@ -20,7 +20,7 @@ import pytest
 from click.testing import CliRunner
 from hdrh.histogram import HdrHistogram
 
-from conftest import FAKES, TARGET, SilentProgress, command_of, wait_until_gone
+from conftest import FAKES, TARGET, SilentProgress, command_of, wait_until_gone, write_fake_load
 from ringlab import (
     Refused,
     cli,
@@ -361,9 +361,7 @@ class Three:
 @pytest.fixture(scope="module")
 def fake_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cluster")
-    program = folder / "fake-load"
-    program.write_text(f"#!{sys.executable}\n" + (FAKES / "load.py").read_text())
-    program.chmod(0o755)
+    program = write_fake_load(folder / "fake-load")
     for name, cost in (("fast", 1.0), ("slow", 2.0)):
         (folder / "targets" / name).mkdir(parents=True)
         text = TARGET.format(name=name, server=FAKES / "server.py", cost=cost, fault="", stop_s=60.0, connect="false")

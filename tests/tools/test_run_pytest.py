@@ -25,7 +25,7 @@ def fail_at_first(name):
 def run(tmp_path):
     """Runs a file of tests, and returns the exit status, the output, and the record of each test by its name."""
     shutil.copy(REPOSITORY / "conftest.py", tmp_path)
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --disable-plugin-autoload -p xdist\n")
 
     def run_tests(tests, *arguments):
         (tmp_path / "test_it.py").write_text(HEAD + tests)

@@ -48,7 +48,12 @@ def test_tests_are_named_as_pytest_names_them(tmp_path):
             """
         )
     )
-    options = ["--rootdir", ".", "-p", "no:cacheprovider", "--junitxml=report.xml", "-o", "junit_family=xunit1"]
+    options = [
+        "--rootdir=.",
+        "--disable-plugin-autoload",
+        "--junitxml=report.xml",
+        "--override-ini=junit_family=xunit1",
+    ]
     assert python("-m", "pytest", *options, "tests", cwd=tmp_path).returncode == 1
     result = suites.read_junit(tmp_path / "report.xml")
     assert (result.passed, result.skipped) == (2, 1)

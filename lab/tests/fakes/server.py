@@ -1,11 +1,11 @@
-"""A server for the tests of the runner: echo and HTTP in threads, with faults on demand; and the program for bind."""
+"""A server for the tests of the runner: echo and HTTP in threads, with faults on demand; and the program for bind.
 
-import argparse
-import json
+The tests start it thousands of times, so it imports little.
+"""
+
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -23,7 +23,19 @@ LEAKED: list[bytearray] = []
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 13\r\n\r\nHello, World!"
 
 
-def serve(connection: socket.socket, options: argparse.Namespace, number: int) -> None:
+class Options:
+    """The words of the command line, with the defaults of those that are left out."""
+
+    host, port, workers, cost, fault, count, feature = "127.0.0.1", 0, 1, 1.0, "", 0, ""
+
+    def __init__(self, what: str, *words: str) -> None:
+        self.what = what
+        for option, word in zip(words[::2], words[1::2], strict=True):
+            name = option.removeprefix("--")
+            setattr(self, name, type(getattr(self, name))(word))
+
+
+def serve(connection: socket.socket, options: Options, number: int) -> None:
     if options.fault != "nagle":
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     received = 0
@@ -38,6 +50,8 @@ def serve(connection: socket.socket, options: argparse.Namespace, number: int) -
                 continue
             if options.fault == "forks" and number > 1:
                 # Another process does the work, and has used the CPU when the answer goes out.
+                import subprocess
+
                 subprocess.run([sys.executable, "-c", "sum(range(5_000_000))"], check=True)
             received += len(data)
             if options.what != "discard":
@@ -48,28 +62,12 @@ def serve(connection: socket.socket, options: argparse.Namespace, number: int) -
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=["echo", "http", "discard", "bind", "asgi"])
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--cost", type=float, default=1.0)
-    parser.add_argument("--fault", default="")
-    parser.add_argument("--count", type=int, default=0)
-    parser.add_argument("--feature", default="")
-    options = parser.parse_args()
+    options = Options(*sys.argv[1:])
     if options.what == "bind":
-        # So many at once as a round number of them takes as long as is asked for.
-        print(
-            json.dumps(
-                {
-                    "operations": options.count,
-                    "ns": {"instant": 0, "constant": 150_000_000}[options.fault]
-                    if options.fault in ("instant", "constant")
-                    else int(options.count * 20_000 * options.cost),
-                }
-            )
-        )
+        # As many at once take a round number of nanoseconds where that is asked for.
+        fixed = {"instant": 0, "constant": 150_000_000}
+        ns = fixed.get(options.fault, int(options.count * 20_000 * options.cost))
+        print(f'{{"operations": {options.count}, "ns": {ns}}}')
         return
     if options.fault == f"without-{options.feature}":
         sys.exit(f"it has no {options.feature}")
@@ -81,6 +79,8 @@ def main() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     else:
         signal.signal(signal.SIGTERM, lambda number, frame: os._exit(7 if options.fault == "fails-late" else 0))
+    if options.fault in ("child", "daemon"):
+        import subprocess
     if options.fault == "child":
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         print("child", child.pid, flush=True)
