@@ -9,7 +9,7 @@
 Steps run in two lanes, because tests wait about as much as they compute: what runs on the main interpreter, and everything else
 beside it. The output of a step is printed when it ends. A step that fails doesn't stop the others. CPython 3.14 and 3.15 come
 from a Debian tree (tools/pythons.sh) where this machine has none. Of the interpreters between the oldest and the newest, one
-takes part in each run; the commit's hash decides which.
+takes part in each run, on one backend; the commit's hash decides which.
 
 A test that fails once and then passes twice alone is flaky (tools/test_records.py). The summary lists it, and the check passes
 with up to five of these. Exits with 0 if everything passed, with 1 if something failed, with 2 if the check could not begin.
@@ -43,6 +43,7 @@ TREE = "tools/pythons.sh"
 """The command that runs others in a tree of Debian's packages, and makes it first where it is missing."""
 IN_TREE = {14, 15}
 """The minor versions that the tree has."""
+BACKENDS = ("io_uring", "epoll")
 ABSENT = 77
 """The exit status of tools that can't do their work on this machine."""
 ERRORS = re.compile(
@@ -171,9 +172,20 @@ def find_interpreters() -> Interpreters:
     return Interpreters(main, {minor: python for minor, python in found.items() if minor != main.minor}, missing)
 
 
-def turn_of(commit: str, candidates: Sequence[Interpreter]) -> Interpreter | None:
-    """Which of the interpreters takes part in the check of a commit."""
-    return candidates[int(commit[:8], 16) % len(candidates)] if candidates else None
+@dataclasses.dataclass(frozen=True)
+class Turn:
+    """Which of the interpreters in the middle takes part in the check of a commit, and on which backend."""
+
+    python: Interpreter
+    backend: str
+
+
+def turn_of(commit: str, candidates: Sequence[Interpreter]) -> Turn | None:
+    """The turn of a commit, or None where there is only an oldest and a newest interpreter."""
+    if not candidates:
+        return None
+    round_, index = divmod(int(commit[:8], 16), len(candidates))
+    return Turn(candidates[index], BACKENDS[round_ % len(BACKENDS)])
 
 
 # The steps.
@@ -181,8 +193,9 @@ def turn_of(commit: str, candidates: Sequence[Interpreter]) -> Interpreter | Non
 
 def plan(pythons: Interpreters, commit: str) -> list[Step]:
     """All steps, in the order in which their lanes begin them."""
-    main, chosen = pythons.main, turn_of(commit, pythons.in_the_middle)
+    main, turn = pythons.main, turn_of(commit, pythons.in_the_middle)
     steps = [
+        Step("compile the Rust tests", "they compile", main.make("test-rust", "ARGS=--no-run"), "beside"),
         Step(
             "debian tree", "CPython 3.14 and 3.15 from Debian, where this machine lacks them", ["env", TREE], "beside"
         ),
@@ -200,9 +213,6 @@ def plan(pythons: Interpreters, commit: str) -> list[Step]:
             ("make build",),
         ),
         Step(
-            "compile the Rust tests", "they compile", main.make("test-rust", "ARGS=--no-run"), "beside", ("make build",)
-        ),
-        Step(
             "make test",
             f"all Rust tests; on CPython 3.{main.minor} all Python tests on asyncio, io_uring and epoll, applications, ringlab's tests",
             main.make("test"),
@@ -211,9 +221,10 @@ def plan(pythons: Interpreters, commit: str) -> list[Step]:
         ),
     ]
     for python in sorted(pythons.others.values(), key=lambda python: -python.minor):
-        steps += further_interpreter(
-            python, in_quick=python in (pythons.newest, chosen), is_newest=python == pythons.newest
-        )
+        if python == pythons.newest:
+            steps += newest_interpreter(python)
+        else:
+            steps += interpreter_in_the_middle(python, turn.backend if turn and turn.python == python else None)
     for python in (main, *pythons.others.values()):
         steps.append(conformance(python, in_quick=python in (pythons.oldest, pythons.newest)))
     return [
@@ -230,31 +241,47 @@ def plan(pythons: Interpreters, commit: str) -> list[Step]:
     ]
 
 
-def further_interpreter(python: Interpreter, *, in_quick: bool, is_newest: bool) -> list[Step]:
-    """The Python tests that depend on the interpreter, on another one than the main one.
+FAST = ("FAST=1", "extension_target=$(CARGO_TARGET_DIR)/further-pythons")
+"""How the extension is compiled for other interpreters than the main one: without optimisation across crates, and for all of them in
+one folder, so that its dependencies are compiled once."""
 
-    The extension is compiled without optimisation across crates, and for all of them in one folder, so that its dependencies are compiled
-    once; the main interpreter has the optimised one. Both backends are tested. asyncio as the control runs in a step of its own, because
-    its result changes only when CPython does. What the server does hardly depends on the interpreter: the newest stands for all others.
-    """
-    minor, build = python.minor, f"build on 3.{python.minor}"
-    fast = ("FAST=1", "extension_target=$(CARGO_TARGET_DIR)/further-pythons")
-    without_http = () if is_newest else ("ARGS=--ignore tests/http",)
-    backends, control = "RINGLOOP_TEST_LOOPS=io_uring,epoll", "RINGLOOP_TEST_LOOPS=asyncio"
-    covers = f"the Python tests that depend on the interpreter, on both backends{'' if is_newest else ', without HTTP'}"
-    extension = python.make("extension", *fast)
-    tests = ["env", backends, *python.make("test-interpreter", *fast, *without_http)]
-    of_asyncio = ["env", control, *python.make("test-interpreter", *fast, f"record=control-3.{minor}")]
-    with_http = ["env", backends, *python.make("test-interpreter", *fast, "ARGS=tests/http", f"record=http-3.{minor}")]
+
+def build_for(python: Interpreter, *, in_quick: bool) -> Step:
+    """The extension for another interpreter than the main one."""
     needs = ("debian tree",) if python.inside else ()
-    steps = [
-        Step(build, f"the extension compiles for CPython 3.{minor}", extension, "beside", needs, in_quick),
-        Step(f"python 3.{minor}", covers, tests, "beside", (build,), in_quick),
-        Step(f"control 3.{minor}", "the same on asyncio", of_asyncio, "beside", (build,), in_quick=False),
-    ]
-    if not is_newest:
-        steps.append(Step(f"http 3.{minor}", "the tests of HTTP", with_http, "beside", (build,), in_quick=False))
-    return steps
+    covers, command = f"the extension compiles for CPython 3.{python.minor}", python.make("extension", *FAST)
+    return Step(f"build on 3.{python.minor}", covers, command, "beside", needs, in_quick)
+
+
+def tests_of(python: Interpreter, name: str, covers: str, loops: str, *more: str, in_quick: bool = False) -> Step:
+    """Those of the Python tests that depend on the interpreter, on the loops that are named, with a record of that name."""
+    record = f"record={name.replace(' ', '-')}"
+    tests = ["env", f"RINGLOOP_TEST_LOOPS={loops}", *python.make("test-interpreter", *FAST, record, *more)]
+    return Step(name, covers, tests, "beside", (f"build on 3.{python.minor}",), in_quick)
+
+
+def newest_interpreter(python: Interpreter) -> Iterator[Step]:
+    """The Python tests that depend on the interpreter, on both backends.
+
+    asyncio as the control runs in a step of its own, because its result changes only when CPython does.
+    """
+    minor, covers = python.minor, "the Python tests that depend on the interpreter"
+    yield build_for(python, in_quick=True)
+    yield tests_of(python, f"python 3.{minor}", f"{covers}, on both backends", ",".join(BACKENDS), in_quick=True)
+    yield tests_of(python, f"control 3.{minor}", "the same on asyncio", "asyncio")
+
+
+def interpreter_in_the_middle(python: Interpreter, backend: str | None) -> Iterator[Step]:
+    """The same on one of the others: where it takes part, on one backend and without HTTP, for which the newest stands."""
+    minor, covers = python.minor, "the Python tests that depend on the interpreter, without HTTP, on"
+    yield build_for(python, in_quick=backend is not None)
+    for loops in BACKENDS:
+        name, without_http = f"python 3.{minor} {loops}", "ARGS=--ignore tests/http"
+        yield tests_of(python, name, f"{covers} {loops}", loops, without_http, in_quick=loops == backend)
+    yield tests_of(python, f"control 3.{minor}", "the same on asyncio, with HTTP", "asyncio")
+    yield tests_of(
+        python, f"http 3.{minor}", "the tests of HTTP, on both backends", ",".join(BACKENDS), "ARGS=tests/http"
+    )
 
 
 def conformance(python: Interpreter, *, in_quick: bool) -> Step:
@@ -486,7 +513,8 @@ def check(arguments: argparse.Namespace) -> int:
     notes = [*pythons.missing, *changes_of_asyncio(used)]
     if turn is not None and not arguments.all and not arguments.steps:
         notes.append(
-            f"of {', '.join(f'3.{python.minor}' for python in pythons.in_the_middle)}, it was 3.{turn.minor}'s turn"
+            f"of {', '.join(f'3.{python.minor}' for python in pythons.in_the_middle)}, "
+            f"it was the turn of 3.{turn.python.minor} on {turn.backend}"
         )
     return 0 if print_summary(outcomes, notes, flaky_tests()) else 1
 
