@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Check that imports follow the layers in ARCHITECTURE.md.
+"""Check that imports follow the layers in docs/layers.md.
 
-Below `## Layers`, each subsection is named after a folder in backticks and has a table `| layer | modules |`, highest layer
-first. A module may import only modules in lower rows: none from a row above it, and no other from its own. Lines
-"- `a` -> `b`: reason" below a table name the imports that break this rule and must stay.
+Each section there is named after a folder in backticks and has a table `| layer | modules |`, highest layer first. A module
+may import only modules in lower rows: none from a row above it, and no other from its own. Lines "- `a` -> `b`: reason" below
+a table name the imports that break this rule and must stay.
 
 - In Rust, the modules are the top-level ones of `src`; a submodule belongs to its top-level module. Every path counts:
   `use` declarations, paths in expressions and in macros, `super::`, and macros called by their name. Comments, strings,
@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-DOCUMENT = "ARCHITECTURE.md"
+DOCUMENT = "docs/layers.md"
 WORKSPACE = "crates"
 # These need a table, as do the crates of the workspace and the workspace itself.
 PACKAGES = ("python/ringloop", "lab/ringlab")
@@ -57,7 +57,7 @@ class Offence:
 
 @dataclass
 class Table:
-    """A subsection of `## Layers`: the row of each module, 0 for the highest, and the imports that are excused."""
+    """A section of the document: the row of each module, 0 for the highest, and the imports that are excused."""
 
     place: Place
     rows: dict[str, int] = field(default_factory=dict)
@@ -85,12 +85,10 @@ def read_tables(root: Path) -> tuple[dict[str, Table], list[Offence]]:
     tables: dict[str, Table] = {}
     offences: list[Offence] = []
     table: Table | None = None
-    in_layers, row = False, 0
+    row = 0
     for number, line in enumerate((root / DOCUMENT).read_text().splitlines(), 1):
         place = Place(DOCUMENT, number)
         if line.startswith("## "):
-            in_layers, table = line.strip() == "## Layers", None
-        elif in_layers and line.startswith("### "):
             table, row = None, 0
             if name := re.search(r"`([^`]+)`", line):
                 if name[1] in tables:
@@ -538,13 +536,13 @@ def find_offences(root: Path) -> list[Offence]:
         demanded += [WORKSPACE, *members]
     for folder in demanded:
         if folder not in tables:
-            offences.append(Offence(Place(DOCUMENT, 1), f"there is no table for `{folder}` below `## Layers`"))
+            offences.append(Offence(Place(DOCUMENT, 1), f"there is no table for `{folder}`"))
     return sorted(offences)
 
 
 def main() -> int:
     """Print the offences; the exit code is 1 if there are any."""
-    parser = argparse.ArgumentParser(description="Check that imports follow the layers in ARCHITECTURE.md.")
+    parser = argparse.ArgumentParser(description="Check that imports follow the layers in docs/layers.md.")
     parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parent.parent, help="the repository")
     offences = find_offences(parser.parse_args().root)
     for offence in offences:

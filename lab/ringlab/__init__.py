@@ -1,7 +1,7 @@
 """ringlab: measures network servers in any language, side by side, and says when it cannot tell.
 
 `cli` has the commands, `session` turns a request into a race and its reports, `runner` races, `analysis` judges, `report` shows;
-`guard` is a session of two revisions. ARCHITECTURE.md says which module may import which.
+`guard` is a session of two revisions. docs/layers.md says which module may import which.
 """
 
 __version__ = "0.1.0"

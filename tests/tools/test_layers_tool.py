@@ -9,18 +9,18 @@ from support import REPOSITORY, load_tool
 
 layers = load_tool("layers")
 
-ARCHITECTURE = """\
+DOCUMENT = """\
 # A tree
 
 | layer | modules |
 | --- | --- |
 | not a layer | `elsewhere` |
 
-## Layers
+## The rule
 
 Highest first.
 
-### `some/crate`
+## `some/crate`
 
 | layer | modules |
 | --- | --- |
@@ -51,12 +51,12 @@ PACKAGE = {
     "some/package/middle.py": "from package.bottom import thing\n",
     "some/package/bottom.py": "thing = 1\n",
 }
-PACKAGE_ARCHITECTURE = ARCHITECTURE.replace("crate", "package").replace("`top`", "`__init__` |\n| next | `top`")
+PACKAGE_DOCUMENT = DOCUMENT.replace("crate", "package").replace("`top`", "`__init__` |\n| next | `top`")
 
 
-def run(root, files, architecture=ARCHITECTURE):
+def run(root, files, document=DOCUMENT):
     """Writes a tree and returns the lines that the check prints, in the order of files and lines."""
-    for name, text in {"ARCHITECTURE.md": architecture, **files}.items():
+    for name, text in {"docs/layers.md": document, **files}.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -218,10 +218,10 @@ def test_root_in_the_table(tmp_path):
         "some/crate/src/lib.rs": "pub use top::f;\nfn g() { bottom::f(); }\npub struct Own;\n",
         "some/crate/src/top.rs": "use crate::Own;\n",
     }
-    architecture = ARCHITECTURE.replace("`middle`", "`middle`, `lib`")
-    assert run(tmp_path, files, architecture) == []
+    document = DOCUMENT.replace("`middle`", "`middle`, `lib`")
+    assert run(tmp_path, files, document) == []
     files["some/crate/src/lib.rs"] = "pub use top::f;\nfn g() { middle::f(); }\nfn h() { f(); crate::top::f(); }\n"
-    assert run(tmp_path, files, architecture) == [
+    assert run(tmp_path, files, document) == [
         "some/crate/src/lib.rs:2: `lib` imports `middle`, which is in its own layer",
         up("crate/src/lib.rs", 3, "lib", "top"),
     ]
@@ -237,60 +237,60 @@ def test_program_instead_of_library(tmp_path):
 
 def test_modules_and_table_differ(tmp_path):
     files = {**CRATE, "some/crate/src/fourth.rs": "use crate::top;\n"}
-    architecture = ARCHITECTURE.replace("`bottom`", "`bottom`, `fifth`")
-    assert run(tmp_path, files, architecture) == [
-        "ARCHITECTURE.md:17: `some/crate` has no module `fifth`",
-        "some/crate/src/fourth.rs:1: `fourth` is missing from the layers of `some/crate` in ARCHITECTURE.md",
+    document = DOCUMENT.replace("`bottom`", "`bottom`, `fifth`")
+    assert run(tmp_path, files, document) == [
+        "docs/layers.md:17: `some/crate` has no module `fifth`",
+        "some/crate/src/fourth.rs:1: `fourth` is missing from the layers of `some/crate` in docs/layers.md",
     ]
 
 
 def test_module_in_two_rows(tmp_path):
-    architecture = ARCHITECTURE.replace("`bottom`", "`bottom`, `top`")
-    assert "ARCHITECTURE.md:17: `top` is in the table twice" in run(tmp_path, CRATE, architecture)
+    document = DOCUMENT.replace("`bottom`", "`bottom`, `top`")
+    assert "docs/layers.md:17: `top` is in the table twice" in run(tmp_path, CRATE, document)
 
 
 def test_folder_without_modules(tmp_path):
-    assert run(tmp_path, CRATE, ARCHITECTURE.replace("some/crate", "no/crate")) == [
-        "ARCHITECTURE.md:11: `no/crate` is neither a crate nor a Python package"
+    assert run(tmp_path, CRATE, DOCUMENT.replace("some/crate", "no/crate")) == [
+        "docs/layers.md:11: `no/crate` is neither a crate nor a Python package"
     ]
 
 
 def test_second_table(tmp_path):
-    lines = run(tmp_path, CRATE, ARCHITECTURE.replace("## Further", "### `some/crate`"))
-    assert lines[0] == "ARCHITECTURE.md:19: `some/crate` has a second table"
+    lines = run(tmp_path, CRATE, DOCUMENT.replace("## Further", "## `some/crate`"))
+    assert lines[0] == "docs/layers.md:19: `some/crate` has a second table"
 
 
 CRATE_WITH_A_CIRCLE = {**CRATE, "some/crate/src/middle.rs": "use crate::top;\n"}
 
 
 class TestExceptions:
-    def architecture(self, line):
-        return ARCHITECTURE.replace("## Further", f"{line}\n\n## Further")
+    def document(self, line):
+        return DOCUMENT.replace("## Further", f"{line}\n\n## Further")
 
     def test_needed(self, tmp_path):
-        assert run(tmp_path, CRATE_WITH_A_CIRCLE, self.architecture("- `middle` -> `top`: one calls the other")) == []
+        assert run(tmp_path, CRATE_WITH_A_CIRCLE, self.document("- `middle` -> `top`: one calls the other")) == []
 
     def test_in_the_other_direction(self, tmp_path):
-        assert run(tmp_path, CRATE_WITH_A_CIRCLE, self.architecture("- `top` -> `middle`: a reason")) == [
-            "ARCHITECTURE.md:19: the exception `top` -> `middle` is not needed; delete it",
+        assert run(tmp_path, CRATE_WITH_A_CIRCLE, self.document("- `top` -> `middle`: a reason")) == [
+            "docs/layers.md:19: the exception `top` -> `middle` is not needed; delete it",
             up("crate/src/middle.rs", 1, "middle", "top"),
         ]
 
     @pytest.mark.parametrize("line", ["- `middle` -> `top`", "- `middle` -> `top`: ", "- `middle` -> `top` why not"])
     def test_without_a_reason(self, tmp_path, line):
-        assert run(tmp_path, CRATE_WITH_A_CIRCLE, self.architecture(line)) == [
-            "ARCHITECTURE.md:19: `middle` -> `top` needs a reason: `: why it must stay`"
+        assert run(tmp_path, CRATE_WITH_A_CIRCLE, self.document(line)) == [
+            "docs/layers.md:19: `middle` -> `top` needs a reason: `: why it must stay`"
         ]
 
     @pytest.mark.parametrize("line", ["- `middle` -> `bottom`: a reason", "- `middle` -> `nothing`: a reason"])
     def test_needless(self, tmp_path, line):
-        lines = run(tmp_path, CRATE, self.architecture(line))
-        assert lines == [f"ARCHITECTURE.md:19: the exception {line[2:].partition(':')[0]} is not needed; delete it"]
+        lines = run(tmp_path, CRATE, self.document(line))
+        assert lines == [f"docs/layers.md:19: the exception {line[2:].partition(':')[0]} is not needed; delete it"]
 
 
 class TestPython:
     def test_order_is_kept(self, tmp_path):
-        assert run(tmp_path, PACKAGE, PACKAGE_ARCHITECTURE) == []
+        assert run(tmp_path, PACKAGE, PACKAGE_DOCUMENT) == []
 
     @pytest.mark.parametrize(
         "code",
@@ -311,7 +311,7 @@ class TestPython:
     )
     def test_import_upwards(self, tmp_path, code):
         files = {**PACKAGE, "some/package/middle.py": f"from typing import TYPE_CHECKING\n{code}\n"}
-        (line,) = run(tmp_path, files, PACKAGE_ARCHITECTURE)
+        (line,) = run(tmp_path, files, PACKAGE_DOCUMENT)
         assert line.startswith("some/package/middle.py:")
         assert line.endswith(": `middle` imports `top`, which is in a layer above it")
 
@@ -328,11 +328,11 @@ class TestPython:
     )
     def test_what_is_no_import_upwards(self, tmp_path, code):
         files = {**PACKAGE, "some/package/middle.py": f"from typing import TYPE_CHECKING\n{code}\n"}
-        assert run(tmp_path, files, PACKAGE_ARCHITECTURE) == []
+        assert run(tmp_path, files, PACKAGE_DOCUMENT) == []
 
     def test_the_package_itself(self, tmp_path):
         files = {**PACKAGE, "some/package/bottom.py": "from . import run\nimport package\n"}
-        assert run(tmp_path, files, PACKAGE_ARCHITECTURE) == [
+        assert run(tmp_path, files, PACKAGE_DOCUMENT) == [
             up("package/bottom.py", 1, "bottom", "__init__"),
             up("package/bottom.py", 2, "bottom", "__init__"),
         ]
@@ -341,7 +341,7 @@ class TestPython:
         """An absolute import of its last name alone means another package."""
         code = "import package.top\nfrom some.package import bottom\nfrom some.package.top import run\n"
         files = {**PACKAGE, "some/__init__.py": "", "some/package/middle.py": code}
-        assert run(tmp_path, files, PACKAGE_ARCHITECTURE) == [up("package/middle.py", 3, "middle", "top")]
+        assert run(tmp_path, files, PACKAGE_DOCUMENT) == [up("package/middle.py", 3, "middle", "top")]
 
     def test_packages_inside_and_native_modules(self, tmp_path):
         files = {
@@ -352,28 +352,28 @@ class TestPython:
             "some/package/_native.pyi": "from .top import run\n",
         }
         del files["some/package/bottom.py"]
-        architecture = PACKAGE_ARCHITECTURE.replace("`twin`", "`twin`, `_native`")
-        assert run(tmp_path, files, architecture) == [
+        document = PACKAGE_DOCUMENT.replace("`twin`", "`twin`, `_native`")
+        assert run(tmp_path, files, document) == [
             up("package/bottom/other.py", 1, "bottom", "_native"),
             up("package/bottom/part.py", 1, "bottom", "top"),
         ]
 
 
-WORKSPACE_ARCHITECTURE = """\
-## Layers
+WORKSPACE_DOCUMENT = """\
+# Layers
 
-### `crates`
+## `crates`
 
 | layer | crates |
 | --- | --- |
 | what calls | `extension` |
 | what is called | `core`, `messages` |
 
-### `a`
+## `a`
 
-### `b`
+## `b`
 
-### `c`
+## `c`
 """
 WORKSPACE = {
     "Cargo.toml": '[workspace]\nmembers = ["a", "b", "c"]\n',
@@ -386,7 +386,7 @@ WORKSPACE = {
 
 class TestWorkspace:
     def test_order_is_kept(self, tmp_path):
-        assert run(tmp_path, WORKSPACE, WORKSPACE_ARCHITECTURE) == []
+        assert run(tmp_path, WORKSPACE, WORKSPACE_DOCUMENT) == []
 
     @pytest.mark.parametrize(
         "dependency",
@@ -402,7 +402,7 @@ class TestWorkspace:
     def test_dependency_on_the_same_layer(self, tmp_path, dependency):
         files = {**WORKSPACE, "c/Cargo.toml": f'[package]\nname = "messages"\n{dependency}\n'}
         line = 3 if dependency.startswith("[dependencies.core]") else 4
-        assert run(tmp_path, files, WORKSPACE_ARCHITECTURE) == [
+        assert run(tmp_path, files, WORKSPACE_DOCUMENT) == [
             f"c/Cargo.toml:{line}: `messages` imports `core`, which is in its own layer"
         ]
 
@@ -410,14 +410,12 @@ class TestWorkspace:
     def test_table_that_is_missing(self, tmp_path, folder):
         packages = ("python/ringloop", "lab/ringlab")
         files = WORKSPACE | {f"{package}/__init__.py": "" for package in packages}
-        architecture = WORKSPACE_ARCHITECTURE + "".join(
-            f"\n### `{name}`\n\n| all | `__init__` |\n" for name in packages
-        )
-        assert run(tmp_path, files, architecture) == []
-        assert run(tmp_path, files, architecture.replace(f"### `{folder}`", "### Something else")) == [
-            f"ARCHITECTURE.md:1: there is no table for `{folder}` below `## Layers`"
+        document = WORKSPACE_DOCUMENT + "".join(f"\n## `{name}`\n\n| all | `__init__` |\n" for name in packages)
+        assert run(tmp_path, files, document) == []
+        assert run(tmp_path, files, document.replace(f"## `{folder}`", "## Something else")) == [
+            f"docs/layers.md:1: there is no table for `{folder}`"
         ]
 
     def test_crate_that_is_missing(self, tmp_path):
-        lines = run(tmp_path, WORKSPACE, WORKSPACE_ARCHITECTURE.replace(", `messages`", ""))
-        assert lines == ["c/Cargo.toml:1: `messages` is missing from the layers of `crates` in ARCHITECTURE.md"]
+        lines = run(tmp_path, WORKSPACE, WORKSPACE_DOCUMENT.replace(", `messages`", ""))
+        assert lines == ["c/Cargo.toml:1: `messages` is missing from the layers of `crates` in docs/layers.md"]

@@ -1,6 +1,6 @@
 //! `ringloop._core`: asyncio's event loop on ringloop's reactor.
 //!
-//! From the highest layer to the lowest; a module imports only those below it (ARCHITECTURE.md, "Layers"):
+//! From the highest layer to the lowest; a module imports only those below it (docs/layers.md):
 //!
 //! | module | what it holds |
 //! | --- | --- |
