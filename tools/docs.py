@@ -16,13 +16,18 @@ from collections.abc import Sequence
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 # Pages outside of docs.
 ROOT_PAGES = ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+FOLDERS = ("docs", "docs/decisions", "docs/site")
 
 
 def pages() -> dict[str, pathlib.Path]:
     """The files of the pages, by the name that a page has on the site."""
     files = [REPOSITORY / name for name in ROOT_PAGES]
-    files += [*(REPOSITORY / "docs").glob("*.md"), *(REPOSITORY / "docs" / "site").glob("*.md")]
-    return {file.stem.lower(): file for file in sorted(files)}
+    for folder in FOLDERS:
+        files += (REPOSITORY / folder).glob("*.md")
+    found = {file.stem.lower(): file for file in sorted(files)}
+    if len(found) < len(files):
+        raise SystemExit("two pages have the same name; on the site, all pages are in one folder")
+    return found
 
 
 def stage(folder: pathlib.Path) -> None:

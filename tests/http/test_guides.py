@@ -17,7 +17,11 @@ import ringloop
 import support
 from serve_process import serving
 
-PAGES = {page.name: page for folder in ("docs", "docs/site") for page in (support.REPOSITORY / folder).glob("*.md")}
+PAGES = {
+    page.name: page
+    for folder in ("docs", "docs/decisions", "docs/site")
+    for page in (support.REPOSITORY / folder).glob("*.md")
+}
 # A block of Python and the line before it. Blocks in lists are indented.
 BLOCK = re.compile(r'^([^\n]*)\n( *)```python(?: title="([^"]+)")? *\n(.*?)^\2```$', re.DOTALL | re.MULTILINE)
 NOT_RUN = re.compile(r"<!-- not run: \S.* -->")

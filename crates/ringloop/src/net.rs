@@ -1,8 +1,8 @@
 //! TCP, UDP and Unix sockets.
 //!
 //! Streams are read directly when there is something to read, and written directly first. Nothing stays with the kernel
-//! when a future is dropped, so cancelling is simple, and buffers may be borrowed. `ARCHITECTURE.md` has the
-//! measurements behind this.
+//! when a future is dropped, so cancelling is simple, and buffers may be borrowed. `docs/decisions/direct-io.md` in the
+//! repository has the measurements behind this.
 
 mod accept;
 mod address;
