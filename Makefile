@@ -26,7 +26,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 # All steps write to the same environment and the same cargo folder.
 .NOTPARALLEL:
-.PHONY: help build extension environment check check-all check-table test test-rust test-python test-interpreter test-applications test-lab test-modes test-bench test-loom test-minimal test-sanitizers miri fuzz conformance autobahn suites compatibility-page h2spec soak wheels foreign-pythons try-wheels test-package licences crates deny semver ringlab-packages try-ringlab reproducible release-check bench bench-loops bench-native docs lint lint-layers lint-rust lint-python format clean prerequisites
+.PHONY: help build extension environment check check-all check-table test test-rust test-python test-interpreter test-applications test-lab test-modes test-bench test-loom test-minimal test-sanitizers miri fuzz conformance autobahn suites compatibility-page serve-options h2spec soak wheels foreign-pythons try-wheels test-package licences crates deny semver ringlab-packages try-ringlab reproducible release-check bench bench-loops bench-native docs lint lint-layers lint-rust lint-python format clean prerequisites
 
 python := $(VENV)/bin/python
 pip := $(python) -m pip --quiet --disable-pip-version-check
@@ -173,6 +173,9 @@ suites: extension ## nine other projects' test suites; ARGS="--suite anyio --loo
 
 compatibility-page: ## write docs/frameworks.md from docs/compatibility-results.json
 	@$(or $(wildcard $(python)),$(PYTHON)) tools/compatibility.py $(ARGS)
+
+serve-options: extension ## write the table of options in docs/serve.md
+	@$(python) tools/serve_options.py
 
 h2spec: extension ## the conformance tests of HTTP/2; needs Go
 	$(say) h2spec

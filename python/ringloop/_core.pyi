@@ -12,6 +12,8 @@ from typing import Any, Final, Literal, Self, TypedDict, TypeVar, TypeVarTuple, 
 from _typeshed import ReadableBuffer, WriteableBuffer
 from typing_extensions import disjoint_base
 
+from .http._config import HttpSettings
+
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
 _ProtocolT = TypeVar("_ProtocolT", bound=asyncio.BaseProtocol)
@@ -248,34 +250,17 @@ class HttpService:
         cls,
         loop: Loop,
         app: Callable[[dict[str, Any], HttpReceive, HttpSend], Awaitable[None]],
+        settings: HttpSettings,
         *,
-        root_path: str | None = None,
         headers: Iterable[tuple[bytes, bytes]] | None = None,
-        date_header: bool = True,
+        ws: bool = True,
         state: dict[str, Any] | None = None,
-        http2: bool = True,
-        limit_head: int = 65536,
-        limit_fields: int = 256,
-        limit_body_ahead: int = 65536,
-        limit_concurrency: int | None = None,
-        limit_http2_requests: int | None = ...,
         limit_max_requests: int | None = None,
         on_max_requests: Callable[[], object] | None = None,
-        timeout_keep_alive: float | None = ...,
-        timeout_head: float | None = ...,
-        timeout_body: float | None = ...,
-        timeout_write: float | None = ...,
-        timeout_linger: float = ...,
         access_log: Callable[[str, str, str, str, int], object] | None = None,
         unlogged_path: str | None = None,
         forwarded: Callable[[dict[str, Any]], object] | None = None,
         logger: logging.Logger | None = None,
-        ws: bool = True,
-        ws_max_size: int = ...,
-        ws_max_queue: int = 32,
-        ws_ping_interval: float | None = ...,
-        ws_ping_timeout: float | None = ...,
-        ws_per_message_deflate: bool = True,
     ) -> Self: ...
     @property
     def connections(self) -> int: ...

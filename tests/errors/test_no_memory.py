@@ -209,10 +209,11 @@ SCENARIOS = {
     "a service": """
         async def body():
             from ringloop import _core
+            from ringloop.http._config import HttpSettings
 
             fail()
-            options = {"state": {}, "headers": [(b"server", b"x"), (b"a", b"b")], "root_path": "/r"}
-            service = _core.HttpService(loop, len, access_log=len, forwarded=len, **options)
+            settings, options = HttpSettings(root_path="/r"), {"state": {}, "headers": [(b"server", b"x"), (b"a", b"b")]}
+            service = _core.HttpService(loop, len, settings, access_log=len, forwarded=len, **options)
             ours, peer = nonblocking_pair()
             protocol = service.protocol()
             transport, _ = await loop.create_connection(lambda: protocol, sock=ours)
@@ -225,6 +226,7 @@ SCENARIOS = {
     "requests": """
         async def body():
             from ringloop import _core
+            from ringloop.http._config import HttpSettings
 
             async def application(scope, receive, send):
                 body = b""
@@ -239,8 +241,9 @@ SCENARIOS = {
                 await send({"type": "http.response.body", "body": body or b"x" * 10_000, "more_body": True})
                 await send({"type": "http.response.body"})
 
-            options = {"state": {}, "headers": [(b"server", b"x"), (b"a", b"b")], "root_path": "/r", "forwarded": len}
-            service = _core.HttpService(loop, application, access_log=lambda *arguments: None, **options)
+            settings, options = HttpSettings(root_path="/r"), {"state": {}, "headers": [(b"server", b"x"), (b"a", b"b")]}
+            options |= {"forwarded": len, "access_log": lambda *arguments: None}
+            service = _core.HttpService(loop, application, settings, **options)
             ours, peer = nonblocking_pair()
             transport, _ = await loop.create_connection(service.protocol, sock=ours)
             get = b"GET /a%20b?c HTTP/1.1\\r\\nHost: x\\r\\nX-Forwarded-For: y\\r\\nX-Other: z\\r\\n\\r\\n"
@@ -251,6 +254,7 @@ SCENARIOS = {
     "bodies of requests": """
         async def body():
             from ringloop import _core
+            from ringloop.http._config import HttpSettings
 
             async def application(scope, receive, send):
                 body = b""
@@ -265,7 +269,7 @@ SCENARIOS = {
                 await send({"type": "http.response.body", "body": body or b"x" * 10_000, "more_body": True})
                 await send({"type": "http.response.body"})
 
-            service = _core.HttpService(loop, application)
+            service = _core.HttpService(loop, application, HttpSettings())
             ours, peer = nonblocking_pair()
             transport, _ = await loop.create_connection(service.protocol, sock=ours)
             post = b"POST /later HTTP/1.1\\r\\nHost: x\\r\\nTransfer-Encoding: chunked\\r\\n\\r\\n1\\r\\na\\r\\n"

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import socket
 import struct
 
@@ -11,6 +12,16 @@ import support
 from applications import answer
 
 LOGGER = "uvicorn.error"
+
+
+def make_service(loop, application, **options):
+    """ringloop's service, whose options are those of `HttpSettings` and the keywords of `HttpService` itself."""
+    from ringloop import _core
+    from ringloop.http._config import HttpSettings
+
+    names = {field.name for field in dataclasses.fields(HttpSettings)} & options.keys()
+    settings = HttpSettings(**{name: options.pop(name) for name in names})
+    return _core.HttpService(loop, application, settings, **options)
 
 
 class Server:
@@ -25,12 +36,10 @@ class Server:
 
     def make_service(self):
         """ringloop's service."""
-        from ringloop import _core
-
         settings = dict(self.settings)
         if settings.pop("log_access", False):
             settings["access_log"] = lambda *arguments: self.access.append(arguments)
-        self.service = _core.HttpService(asyncio.get_running_loop(), self.application, **settings)
+        self.service = make_service(asyncio.get_running_loop(), self.application, **settings)
         return self.service.protocol
 
     def make_control(self):

@@ -11,6 +11,8 @@ from click.testing import CliRunner
 
 import ringloop
 from ringloop.http import Config, _command_line
+from ringloop.http._options import options_of
+from support import load_tool
 
 DOCUMENT = pathlib.Path(__file__).parents[2] / "docs" / "serve.md"
 NOT_OURS = {"callback_notify", "timeout_notify"}
@@ -68,19 +70,21 @@ def test_each_option_is_a_setting():
 
 def test_the_document_has_each_option():
     text = DOCUMENT.read_text()
-    table = text[text.index("| `ringloop serve` |") : text.index("uvicorn's `--loop`")]
-    described = set()
-    for row in table.splitlines()[2:]:
-        described |= set(re.findall(r"--[a-z0-9-]+", row.split(" | ")[0]))
-    visible = {
-        name
+    assert load_tool("serve_options").with_table(text) == text, "run make serve-options"
+    visible = [
+        parameter
         for parameter in options().values()
-        if isinstance(parameter, click.Option) and not parameter.hidden
-        for name in parameter.opts
-    }
-    turned_off = {name for parameter in options().values() for name in parameter.secondary_opts}
-    assert visible - described == {"--version"}
-    assert described - turned_off <= visible
+        if isinstance(parameter, click.Option) and not parameter.hidden and parameter.name != "version"
+    ]
+    rows = [line.split(" | ")[0] for line in text.splitlines() if line.startswith("| `--")]
+    assert set(re.findall(r"--[a-z0-9-]+", "".join(rows))) == names(visible)
+
+
+def test_the_document_names_each_default():
+    for field, row in options_of(Config):
+        shown = isinstance(field.default, int | float) and not isinstance(field.default, bool) and not row.hidden
+        if shown and field.name not in ("limit_max_requests_jitter", "ssl_version"):
+            assert f"default {str(field.default).removesuffix('.0')}" in row.meaning, field.name
 
 
 def test_the_help_has_groups():
@@ -124,8 +128,8 @@ NUMBERS = (
 )
 TIMES = (
     *("reload-delay", "ssl-handshake-timeout", "ssl-shutdown-timeout", "timeout-body", "timeout-graceful-shutdown"),
-    *("timeout-head", "timeout-keep-alive", "timeout-worker-healthcheck", "timeout-write", "workers-lifetime"),
-    *("ws-ping-interval", "ws-ping-timeout"),
+    *("timeout-head", "timeout-keep-alive", "timeout-linger", "timeout-worker-healthcheck", "timeout-write"),
+    *("workers-lifetime", "ws-ping-interval", "ws-ping-timeout"),
 )
 
 
@@ -188,6 +192,13 @@ def test_what_no_server_can_use_is_a_mistake_in_python(name, value, allowed):
     text = str(caught.value)
     assert text.startswith(f"{name} must be {allowed}")
     assert text.endswith(f", not {value!r}")
+
+
+@pytest.mark.ringloop_only
+@pytest.mark.any_backend
+def test_the_native_server_reads_its_settings_by_name(loop):
+    with pytest.raises(AttributeError, match="'object' object has no attribute 'root_path'"):
+        ringloop._core.HttpService(loop, print, object())
 
 
 def test_zero_means_no_limit_in_python_too():

@@ -315,9 +315,9 @@ def test_settings_reach_the_service(loop, monkeypatch):
 
     make = _core.HttpService
 
-    def note(*arguments, **options):
-        given.update(options)
-        return make(*arguments, **options)
+    def note(loop, app, settings, **options):
+        given.update(options, settings=settings)
+        return make(loop, app, settings, **options)
 
     monkeypatch.setattr(_core, "HttpService", note)
     values = {
@@ -332,7 +332,7 @@ def test_settings_reach_the_service(loop, monkeypatch):
         await task
 
     loop.run_until_complete(main())
-    assert {name: given[name] for name in values} == values
+    assert {name: getattr(given["settings"], name) for name in values} == values
     assert given["headers"] == [(b"server", b"ringloop"), (b"x-a", b"b")]
     assert given["state"] is None
 

@@ -13,7 +13,7 @@ import pytest
 
 import support
 from ringloop import _core
-from serving import LOGGER, Client, Server, answer, body_of, run, text
+from serving import LOGGER, Client, Server, answer, body_of, make_service, run, text
 from test_http1 import CHUNKED, GET, LAST, SIZED
 from tls_support import tls_contexts
 
@@ -459,7 +459,7 @@ def test_default_fields_that_a_response_has(arm, loop):
             assert lines == [b"x-a: default", b"x-b: default", b"x-a: own", b"server: own", b"date: own"]
         for name in (b"Content-Length", b"transfer-encoding"):
             with pytest.raises(ValueError, match="length"):
-                _core.HttpService(loop, text(b"ok"), headers=[(name, b"1")])
+                make_service(loop, text(b"ok"), headers=[(name, b"1")])
 
     run(loop, test())
 
@@ -1064,7 +1064,7 @@ def test_requests_in_flight_are_collected_with_their_loop(arm, new_loop):
 
         async def test():
             nonlocal service
-            service = _core.HttpService(loop, application)
+            service = make_service(loop, application)
             listener = await loop.create_server(service.protocol, support.HOST, 0)
             _, writer = await asyncio.open_connection(*listener.sockets[0].getsockname())
             writer.write(GET)
@@ -1267,7 +1267,7 @@ def test_unix_sockets(arm, loop, tmp_path):
         await answer(send, b"ok")
 
     async def test():
-        service = _core.HttpService(loop, application, access_log=lambda *arguments: seen.append(arguments))
+        service = make_service(loop, application, access_log=lambda *arguments: seen.append(arguments))
         listener = await loop.create_unix_server(service.protocol, path)
         reader, writer = await asyncio.open_unix_connection(path)
         writer.write(LAST)
@@ -1298,7 +1298,7 @@ def test_transports_that_are_not_ours(arm, loop):
             return 0
 
     async def test():
-        service = _core.HttpService(loop, text(b"ok"))
+        service = make_service(loop, text(b"ok"))
         protocol, transport = service.protocol(), Transport({"peername": ("a", 1), "sockname": ("b", 2)})
         protocol.connection_made(transport)
         assert service.connections == 1
@@ -1343,7 +1343,7 @@ def test_a_connection_that_fails_to_end_holds_up_no_other(arm, loop, way):
     calls = []
 
     async def test():
-        service = _core.HttpService(loop, text(b"ok"))
+        service = make_service(loop, text(b"ok"))
         protocols = [service.protocol() for _ in range(3)]
         for protocol in protocols:
             protocol.connection_made(FailingTransport(calls))
@@ -1365,7 +1365,7 @@ def test_a_deadline_that_fails_holds_up_no_other(arm, loop):
 
     async def test():
         loop.set_exception_handler(lambda loop, context: reported.append(context["exception"]))
-        service = _core.HttpService(loop, text(b"ok"), timeout_head=0.01)
+        service = make_service(loop, text(b"ok"), timeout_head=0.01)
         protocols = [service.protocol() for _ in range(3)]
         for protocol in protocols:
             protocol.connection_made(FailingTransport(calls))

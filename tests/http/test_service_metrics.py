@@ -5,8 +5,7 @@ import math
 
 import pytest
 
-from ringloop import _core
-from serving import Server, answer, run
+from serving import Server, answer, make_service, run
 from test_http1 import GET, SIZED
 from websocket_client import HANDSHAKE
 
@@ -34,7 +33,7 @@ def request(path="/", method="GET"):
 
 
 def test_nothing_yet(arm, loop):
-    service = _core.HttpService(loop, echo)
+    service = make_service(loop, echo)
     metrics = service.metrics()
     bounds = [bound for bound, _ in metrics.pop("durations")]
     assert bounds == sorted(bounds)

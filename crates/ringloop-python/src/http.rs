@@ -12,6 +12,7 @@
 //! | `message` | reading what applications send |
 //! | `scope` | what an application is told about a request |
 //! | `h2` | what a connection does that speaks HTTP/2 |
+//! | `settings` | the settings of a server, as Python has them |
 //! | `deadlines` | deadlines of connections |
 //! | `counters` | what a service counts |
 //! | `access_log` | lines of the access log |
@@ -26,6 +27,7 @@ mod message;
 mod request;
 mod scope;
 mod service;
+mod settings;
 mod websocket;
 
 use pyo3::prelude::*;

@@ -13,17 +13,15 @@ from click.core import ParameterSource
 
 import ringloop
 
+from . import _headers
 from ._config import Config, workers_in_environment
+from ._options import LONGEST_S, Names, Numbers, Option, Seconds, options_of
 from ._run import run
-from ._values import LONGEST_S, VALUES, Names, Numbers, Seconds, header_mistake
 from .logging import LOG_LEVELS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_DEFAULTS = {
-    field.name: None if field.default is dataclasses.MISSING else field.default for field in dataclasses.fields(Config)
-}
 _HEAD_OF_NAMES = ("RINGLOOP_", "UVICORN_")
 
 
@@ -68,7 +66,7 @@ def _split_header(context: click.Context, parameter: click.Parameter, values: tu
         name, colon, value = (part.strip() for part in text.partition(":"))
         if not colon or not name:
             raise click.BadParameter(f"{text!r} is not of the form Name:Value", context, parameter)
-        if (mistake := header_mistake(name, value)) is not None:
+        if (mistake := _headers.mistake(name, value)) is not None:
             raise click.BadParameter(f"{text!r} {mistake}", context, parameter)
         headers.append((name, value))
     return headers
@@ -121,222 +119,61 @@ def _type_of(allowed: Numbers | Seconds | Names) -> click.ParamType[Any]:
 
 
 _PATH = click.Path(exists=True)
+# A switch can be turned off by --no-..., a flag can't, and a truth has a value.
+_KINDS: dict[str, dict[str, Any]] = {
+    "value": {},
+    "switch": {},
+    "flag": {"is_flag": True},
+    "truth": {"type": bool},
+    "number": {"type": int},
+    "file": {"type": _PATH},
+    "files": {"type": _PATH, "multiple": True},
+    "globs": {"multiple": True},
+    "headers": {"multiple": True, "callback": _split_header},
+    "url path": {"callback": _check_path},
+    "log level": {"type": click.Choice(tuple(LOG_LEVELS))},
+}
+
+
+def _make_option(field: dataclasses.Field[Any], row: Option) -> _Option:
+    """Return click's option for one row of the table."""
+    attributes = dict(_KINDS[row.kind])
+    if row.values is not None:
+        attributes["type"] = _type_of(row.values)
+    if not attributes.get("multiple"):
+        default = None if field.default is dataclasses.MISSING else field.default
+        if isinstance(default, enum.IntEnum):
+            default = int(default)
+        shown = isinstance(default, int | float | str) and default is not False and default != ""
+        attributes |= {"default": default, "show_default": shown}
+    spelling = f"{row.spelling}/--no-{row.spelling.removeprefix('--')}" if row.kind == "switch" else row.spelling
+    return _Option(
+        [spelling, field.name],
+        group=row.group,
+        ours=row.uvicorn is None,
+        help=row.help,
+        metavar=row.metavar,
+        hidden=row.hidden,
+        **attributes,
+    )
 
 
 def _options() -> list[click.Parameter]:
-    options: list[click.Parameter] = [
-        click.Argument(["app"], envvar=[f"{head}APP" for head in _HEAD_OF_NAMES], metavar="MODULE:ATTRIBUTE")
+    app_dir: dict[str, Any] = {"default": "", "metavar": "PATH"}
+    version: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False, "callback": _show_version}
+    return [
+        click.Argument(["app"], envvar=[f"{head}APP" for head in _HEAD_OF_NAMES], metavar="MODULE:ATTRIBUTE"),
+        *(_make_option(field, row) for field, row in options_of(Config)),
+        # These two are about the command, and no settings of a server.
+        _Option(
+            ["--app-dir"],
+            group="Application",
+            ours=False,
+            help="Where the module is. Default: the current directory.",
+            **app_dir,
+        ),
+        click.Option(["--version"], help="Show the version and exit.", **version),
     ]
-
-    def add(group: str, *names: str, ours: bool = False, **attributes: Any) -> None:
-        name = names[-1].partition("/")[0].lstrip("-").replace("-", "_")
-        default = _DEFAULTS.get(name)
-        if isinstance(default, enum.IntEnum):
-            default = int(default)
-        if name in _DEFAULTS and not attributes.get("multiple"):
-            shown = isinstance(default, int | float | str) and default is not False and default != ""
-            attributes = {"default": default, "show_default": shown, **attributes}
-        if name in VALUES:
-            attributes["type"] = _type_of(VALUES[name])
-        options.append(_Option(names, group=group, ours=ours, **attributes))
-
-    group = "Listening"
-    add(group, "--host", help="Address or name to listen on; empty: all addresses.")
-    add(group, "--port", help="Port to listen on; 0 takes a free one.")
-    add(
-        group,
-        "--uds",
-        metavar="PATH",
-        help="Unix socket to listen on, instead of a port. The mode of an existing socket is kept.",
-    )
-    add(
-        group,
-        "--fd",
-        help="File descriptor of a socket to listen on. systemd's sockets (LISTEN_FDS) need no option.",
-    )
-    add(group, "--reuse-port/--no-reuse-port", ours=True, help="Listen with SO_REUSEPORT, a socket for each worker.")
-    add(
-        group,
-        "--backlog",
-        help="Length of the kernel's queue of new connections.",
-    )
-
-    group = "Application"
-    add(group, "--factory", is_flag=True, help="MODULE:ATTRIBUTE is a function that returns the application.")
-    add(group, "--app-dir", default="", metavar="PATH", help="Where the module is. Default: the current directory.")
-    add(
-        group,
-        "--interface",
-        help="The interface that the application has. wsgi needs a2wsgi.",
-    )
-    add(
-        group,
-        "--lifespan",
-        help="Whether to run the application's lifespan protocol.",
-    )
-    add(group, "--root-path", metavar="PATH", help="Path under which the application is mounted.")
-    add(group, "--env-file", type=_PATH, help="File with environment variables for the application.")
-    add(group, "--reset-contextvars", is_flag=True, help="Run each request in an empty context.")
-    add(
-        group,
-        "--backend",
-        ours=True,
-        help="The kernel interface that the event loop uses. Default: RINGLOOP_BACKEND, or auto.",
-    )
-
-    group = "Processes"
-    add(group, "--workers", help="Number of processes. Default: WEB_CONCURRENCY, or 1.")
-    add(group, "--workers-lifetime", ours=True, help="Seconds after which a process is replaced.")
-    add(group, "--workers-max-rss", ours=True, help="MiB of memory above which a process is replaced.")
-    add(
-        group,
-        "--limit-max-requests",
-        help="Requests after which a worker is replaced, or a single process ends.",
-    )
-    add(group, "--limit-max-requests-jitter", help="Largest random number added to that.")
-    add(group, "--timeout-worker-healthcheck", help="Seconds after which a silent process is killed.")
-
-    group = "Reloading"
-    add(group, "--reload", is_flag=True, help="Restart when files change. Needs watchfiles.")
-    add(
-        group,
-        "--reload-dir",
-        "reload_dirs",
-        multiple=True,
-        type=_PATH,
-        help="Directory to watch. Default: the current one.",
-    )
-    add(
-        group,
-        "--reload-include",
-        "reload_includes",
-        multiple=True,
-        metavar="GLOB",
-        help="Files to watch besides '*.py'.",
-    )
-    add(
-        group,
-        "--reload-exclude",
-        "reload_excludes",
-        multiple=True,
-        metavar="GLOB",
-        help="Files to ignore besides '.*', '.py[cod]', '.sw.*' and '~*'.",
-    )
-    add(group, "--reload-delay", help="Seconds to wait for further changes.")
-
-    group = "Logging"
-    add(
-        group, "--log-level", type=click.Choice(tuple(LOG_LEVELS)), help="Level of the server's loggers. Default: info."
-    )
-    add(group, "--log-config", type=_PATH, help="Logging configuration: a .json, .yaml or .ini file.")
-    add(group, "--access-log/--no-access-log", help="Log each request.")
-    add(group, "--use-colors/--no-use-colors", help="Use colors in the log. Default: only on a terminal.")
-    add(
-        group,
-        "--metrics",
-        ours=True,
-        metavar="PATH",
-        callback=_check_path,
-        help="Serve metrics for Prometheus at this path, such as /metrics. Needs prometheus-client.",
-    )
-
-    group = "Requests"
-    add(group, "--proxy-headers/--no-proxy-headers", help="Use X-Forwarded-For and X-Forwarded-Proto.")
-    add(
-        group,
-        "--forwarded-allow-ips",
-        metavar="LIST",
-        help="Proxies to trust: addresses and networks, with commas, or '*'. "
-        "Default: FORWARDED_ALLOW_IPS, or 127.0.0.1,::1.",
-    )
-    add(
-        group,
-        "--header",
-        "headers",
-        multiple=True,
-        callback=_split_header,
-        help="Header to add to each response, as Name:Value.",
-    )
-    add(group, "--http2/--no-http2", help="Serve HTTP/2 to clients that choose it.")
-    add(group, "--server-header/--no-server-header", help="Send the Server header.")
-    add(group, "--date-header/--no-date-header", help="Send the Date header.")
-
-    group = "Limits"
-    add(
-        group,
-        "--limit-concurrency",
-        help="Number of connections or requests above which the server answers 503.",
-    )
-    add(
-        group,
-        "--limit-http2-requests",
-        ours=True,
-        help="Requests after which an HTTP/2 client is asked to open a new connection; 0: no limit.",
-    )
-    add(group, "--limit-head", ours=True, help="Maximum size of a request's head, in bytes.")
-    add(group, "--limit-fields", ours=True, help="Maximum number of header fields of a request.")
-    add(
-        group,
-        "--limit-body-ahead",
-        ours=True,
-        help="How many bytes of a request body to read ahead of the application.",
-    )
-    add(group, "--timeout-keep-alive", help="Seconds to wait for the next request on a connection.")
-    add(group, "--timeout-head", ours=True, help="Seconds to wait for a complete head; 0: no limit.")
-    add(group, "--timeout-body", ours=True, help="Seconds to wait for more of a body; 0: no limit.")
-    add(group, "--timeout-write", help="Seconds to wait for a client to read; 0: no limit.", ours=True)
-    add(
-        group,
-        "--timeout-graceful-shutdown",
-        help="Seconds that requests have to finish at shutdown; 0: cancel requests at once.",
-    )
-
-    group = "WebSocket"
-    add(group, "--ws", metavar="auto|none", help="Whether to serve WebSockets.")
-    add(group, "--ws-max-size", help="Maximum size of a message, in bytes.")
-    add(group, "--ws-max-queue", help="How many messages to read ahead of the application.")
-    add(group, "--ws-ping-interval", help="Seconds between pings; 0: no pings.")
-    add(group, "--ws-ping-timeout", help="Seconds to wait for the answer to a ping; 0: no limit.")
-    add(group, "--ws-per-message-deflate", type=bool, help="Whether to compress messages.")
-
-    group = "TLS"
-    add(
-        group,
-        "--ssl-certfile",
-        metavar="PATH",
-        help="Certificate file, with its chain; serves HTTPS. Reloaded when it changes.",
-    )
-    add(group, "--ssl-keyfile", metavar="PATH", help="File of the certificate's key, if it is separate.")
-    add(group, "--ssl-keyfile-password", help="The key's password.")
-    add(group, "--ssl-ca-certs", metavar="PATH", help="File of the authorities that issue clients' certificates.")
-    add(group, "--ssl-cert-reqs", type=int, help="Clients' certificates: 0 none, 1 optional, 2 required.")
-    add(group, "--ssl-ciphers", help="TLS 1.2 ciphers, in OpenSSL's format.")
-    add(group, "--ssl-version", type=int, help="Protocol: the number of an ssl.PROTOCOL_... constant of Python.")
-    add(group, "--ssl-handshake-timeout", ours=True, help="Seconds that a client has for the TLS handshake.")
-    add(group, "--ssl-shutdown-timeout", ours=True, help="Seconds to wait for a client's TLS closing message.")
-
-    group = "Other"
-    for name, attributes in _UVICORNS.items():
-        add(group, name, hidden=True, **attributes)
-    options.append(
-        click.Option(
-            ["--version"],
-            is_flag=True,
-            is_eager=True,
-            expose_value=False,
-            callback=_show_version,
-            help="Show the version and exit.",
-        )
-    )
-    return options
-
-
-# Accepted because uvicorn's command lines use them. All but the last have no effect; `Config` warns about that.
-_UVICORNS: dict[str, dict[str, Any]] = {
-    "--loop": {},
-    "--http": {},
-    "--h11-max-incomplete-event-size": {},
-}
 
 
 def _serve(app: str, app_dir: str, **options: Any) -> None:

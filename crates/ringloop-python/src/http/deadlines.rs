@@ -46,6 +46,15 @@ impl Kind {
     }
 }
 
+// Tables of one entry for each kind are made from ALL, and read by the kind's number.
+const _: () = {
+    let mut number = 0;
+    while number < Kind::ALL.len() {
+        assert!(Kind::ALL[number] as usize == number);
+        number += 1;
+    }
+};
+
 const NONE: u32 = u32::MAX;
 
 #[derive(Clone, Copy)]

@@ -8,7 +8,7 @@ use ringloop::clock;
 use ringloop_http::Lines;
 use ringloop_http::h1::{self, Limits};
 use ringloop_http::h2;
-use ringloop_http::websocket::{Config, Deflate, Pool};
+use ringloop_http::websocket::{Config, Pool};
 
 use super::access_log::{self, Entry};
 use super::awaitable;
@@ -16,6 +16,7 @@ use super::connection::Connection;
 use super::counters::{Begun, Counters};
 use super::deadlines::{Deadlines, Kind};
 use super::request::Request;
+use super::settings::HttpSettings;
 use crate::event_loop::Loop;
 use crate::names::intern;
 use crate::objects::{self, New};
@@ -145,13 +146,6 @@ pub(crate) struct HttpService {
     lines: GilCell<access_log::Lines>,
 }
 
-/// How long the client of a WebSocket may take for its part of the closing handshake, in seconds.
-const CLOSE_S: f64 = 10.0;
-
-/// How long an idle connection keeps what was made of its last head, which takes more memory than all the rest.
-/// Clients that are idle longer ask so seldom that making it again costs little.
-const HEAD_KEPT_S: f64 = 0.25;
-
 /// A buffer that has grown beyond this is not kept, and no more than so many are.
 const BUFFER_KEPT: usize = 64 * 1024;
 const BUFFERS_KEPT: usize = 4;
@@ -160,61 +154,25 @@ const BUFFERS_KEPT: usize = 4;
 impl HttpService {
     #[new]
     #[pyo3(signature = (
-        r#loop, app, *, root_path=None, headers=None, date_header=true, state=None,
-        http2=true, limit_head=65536, limit_fields=256, limit_body_ahead=65536,
-        limit_concurrency=None, limit_http2_requests=Some(1000),
-        limit_max_requests=None, on_max_requests=None,
-        timeout_keep_alive=Some(5.0), timeout_head=Some(10.0), timeout_body=Some(60.0),
-        timeout_write=Some(60.0), timeout_linger=2.0, access_log=None, unlogged_path=None, forwarded=None, logger=None,
-        ws=true, ws_max_size=16 << 20, ws_max_queue=32, ws_ping_interval=Some(20.0),
-        ws_ping_timeout=Some(20.0), ws_per_message_deflate=true,
+        r#loop, app, settings, *, headers=None, ws=true, state=None, limit_max_requests=None, on_max_requests=None,
+        access_log=None, unlogged_path=None, forwarded=None, logger=None,
     ))]
-    #[allow(
-        clippy::too_many_arguments,
-        clippy::fn_params_excessive_bools,
-        clippy::too_many_lines,
-        reason = "all but two are keywords"
-    )]
+    #[allow(clippy::too_many_arguments, reason = "all but three are keywords")]
     fn new(
         py: Python<'_>,
         r#loop: &Bound<'_, Loop>,
         app: Py<PyAny>,
-        root_path: Option<&str>,
+        settings: HttpSettings,
         headers: Option<&Bound<'_, PyAny>>,
-        date_header: bool,
+        ws: bool,
         state: Option<Py<PyDict>>,
-        http2: bool,
-        limit_head: usize,
-        limit_fields: usize,
-        limit_body_ahead: usize,
-        limit_concurrency: Option<usize>,
-        limit_http2_requests: Option<u64>,
         limit_max_requests: Option<u64>,
         on_max_requests: Option<Py<PyAny>>,
-        timeout_keep_alive: Option<f64>,
-        timeout_head: Option<f64>,
-        timeout_body: Option<f64>,
-        timeout_write: Option<f64>,
-        timeout_linger: f64,
         access_log: Option<Py<PyAny>>,
         unlogged_path: Option<String>,
         forwarded: Option<Py<PyAny>>,
         logger: Option<Py<PyAny>>,
-        ws: bool,
-        ws_max_size: usize,
-        ws_max_queue: usize,
-        ws_ping_interval: Option<f64>,
-        ws_ping_timeout: Option<f64>,
-        ws_per_message_deflate: bool,
     ) -> PyResult<Self> {
-        let root_path = root_path.unwrap_or_default();
-        let mut limits = Limits::default();
-        limits.head_bytes = limit_head;
-        limits.request_line_bytes = limit_head;
-        limits.fields = limit_fields;
-        limits.http2 = http2;
-        let mut http2 = http2_config(limit_head, limit_body_ahead, limit_http2_requests);
-        http2.fields = limit_fields;
         let (default_fields, server, has_own_date) = default_fields(py, headers)?;
         let logger = match logger {
             Some(logger) => logger,
@@ -236,39 +194,27 @@ impl HttpService {
             Some(log) => log.bind(py).hasattr(intern!(py, "begin"))?,
             None => false,
         };
-        let mut websocket = Config::default();
-        websocket.message_bytes = ws_max_size;
-        websocket.deflate = ws_per_message_deflate.then(Deflate::default);
+        let date_header = settings.date_header && !has_own_date;
+        let root_path = objects::string(py, &settings.root_path)?.unbind();
         let settings = Settings {
-            limits,
-            http2,
-            body_ahead: limit_body_ahead,
-            concurrency: limit_concurrency,
-            root_path_bytes: root_path.as_bytes().to_vec(),
+            limits: settings.limits(),
+            http2: settings.http2_config(),
+            body_ahead: settings.limit_body_ahead,
+            concurrency: settings.limit_concurrency,
             default_fields,
-            timeouts_ns: [
-                Some(timeout_keep_alive.map_or(HEAD_KEPT_S, |it| it.min(HEAD_KEPT_S))),
-                timeout_keep_alive.map(|it| (it - HEAD_KEPT_S).max(0.0)),
-                timeout_head,
-                timeout_body,
-                timeout_write,
-                ws_ping_interval.filter(|seconds| *seconds > 0.0),
-                ws_ping_timeout,
-                Some(CLOSE_S),
-                Some(timeout_linger),
-            ]
-            .map(|timeout| timeout.map(|seconds| (seconds * 1e9).round() as u64)),
+            timeouts_ns: Kind::ALL.map(|kind| settings.timeout_ns(kind)),
             logs_access: access_log.is_some(),
             unlogged_path,
             logs_lines,
             has_state: state.is_some(),
-            websocket: ws.then_some(websocket),
-            websocket_queue: ws_max_queue.max(1),
+            websocket: ws.then(|| settings.websocket_config()),
+            websocket_queue: settings.ws_max_queue.max(1),
+            root_path_bytes: settings.root_path.into_bytes(),
         };
         let objects = Objects {
             event_loop: r#loop.clone().unbind(),
             application: app,
-            root_path: objects::string(py, root_path)?.unbind(),
+            root_path,
             asgi: asgi.unbind(),
             state,
             access_log,
@@ -303,7 +249,7 @@ impl HttpService {
         let scratch = Scratch {
             head: h1::Head::default(),
             buffers: Vec::with_capacity(BUFFERS_KEPT),
-            lines: Lines::new(server.as_deref(), date_header && !has_own_date),
+            lines: Lines::new(server.as_deref(), date_header),
             pool: Pool::default(),
         };
         Ok(Self {
@@ -484,18 +430,6 @@ impl HttpService {
 }
 
 /// The settings of connections that speak HTTP/2.
-fn http2_config(head: usize, body_ahead: usize, requests: Option<u64>) -> h2::Config {
-    let mut config = h2::Config::default();
-    config.header_list_bytes = u32::try_from(head).unwrap_or(u32::MAX);
-    config.requests = requests.unwrap_or(u64::MAX);
-    config.stream_window_bytes = u32::try_from(body_ahead).unwrap_or(u32::MAX);
-    // Requests whose bodies nobody reads leave room for the others.
-    config.connection_window_bytes = config
-        .stream_window_bytes
-        .saturating_mul(config.concurrent_streams);
-    config
-}
-
 /// Fields that are added to every response, the value of Server, and whether Date is among the fields.
 type DefaultFields = (Vec<(Vec<u8>, Vec<u8>)>, Option<String>, bool);
 
