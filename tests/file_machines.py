@@ -135,7 +135,7 @@ class FileMachine(RuleBasedStateMachine):
         moods=st.lists(st.booleans(), max_size=12),
     )
     def call(self, calls, moods):
-        """Make calls, and cancel those of the reads that have a number, after so many turns of the loop."""
+        """Make calls, and cancel those of the reads that have a number, after that number of turns of the loop."""
         self.moods[:] = moods
         # `pread` and `pwrite` don't wait for their turn.
         if any(call[0] in ("pread", "pwrite") for call, _ in calls):

@@ -36,7 +36,7 @@ BYTES_MAX = 4_000_000
 TEXT = random.Random(1).randbytes(BYTES_MAX)
 """What each end writes: its next bytes are those that follow the last ones."""
 QUIET_TURNS = 12
-"""When nothing has changed for so many turns, nothing will. Fewer than those in which a loop looks at the kernel each time."""
+"""When nothing has changed for this number of turns, nothing will. Fewer than those in which a loop looks at the kernel each time."""
 
 
 WRITELINES_IS_BROKEN = (

@@ -185,7 +185,7 @@ def count_objects_from_here(kind=object):
 
 @contextlib.contextmanager
 def descriptors_left(count):
-    """Let the process open only so many more descriptors. Their numbers may have gaps: a shell may pass on a high one."""
+    """Let the process open only `count` descriptors more. Their numbers may have gaps: a shell may pass on a high one."""
     used = {number for number, _ in open_descriptors()}
     free = (number for number in itertools.count() if number not in used)
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -503,7 +503,7 @@ def address_space():
 
 
 def limit_address_space(byte_count=resource.RLIM_INFINITY):
-    """Let this process map and reserve at most so many bytes; without an argument, any number again."""
+    """Let this process map and reserve at most `byte_count` bytes; without an argument, any number again."""
     resource.setrlimit(resource.RLIMIT_AS, (byte_count, resource.RLIM_INFINITY))
 
 

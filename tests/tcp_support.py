@@ -26,7 +26,7 @@ class Factory:
         return self.made[-1]
 
     def has_connected(self, count=1):
-        """Whether so many have been made, and the last of them was told its transport."""
+        """Return whether `count` have been made, and the last of them was told its transport."""
         return len(self.made) >= count and getattr(self.made[-1], "transport", None) is not None
 
 

@@ -185,7 +185,7 @@ class Client:
         return self.exchange(head + body)
 
     def report(self, case: str, count: int = 0) -> list[Any]:
-        """What the application saw in this case: the scope, the headers, and the messages; at least so many."""
+        """Return what the application saw in this case, with at least `count` messages: the scope, the headers, and the messages."""
         deadline = time.monotonic() + 30
         while True:
             answer = self.ask("report", fields=b"of: " + case.encode() + b"\r\n")[2]

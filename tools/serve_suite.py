@@ -31,7 +31,7 @@ IS_CONTROL = os.environ["RINGLOOP_SUITES_LOOP"] == "asyncio"
 PROTOCOLS = {"http_protocol_cls": "HttpToolsProtocol", "ws_protocol_cls": "WebSocketsSansIOProtocol"}
 # The numbers of the deadlines that keep-alive has; see the native half's deadlines.rs.
 KEEP_ALIVE = (0, 1)
-# A second of the tests of keep-alive lasts so long.
+# How long a second of the tests of keep-alive lasts.
 SECOND = 0.2
 
 
@@ -106,7 +106,7 @@ class Loop:
             await asyncio.sleep(0)
 
     def run_later(self, with_delay: float) -> None:
-        """Let so much time pass, and end what has been idle for too long."""
+        """Let this time pass, and end what has been idle for too long."""
         for _ in range(20):
             time.sleep(with_delay * SECOND / 20)
             for deadline in KEEP_ALIVE:

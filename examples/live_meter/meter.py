@@ -25,7 +25,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=positive, default=10.0, help="how long (default: %(default)s)")
     parser.add_argument("--interval", type=positive, default=0.5, help="seconds between lines (default: %(default)s)")
     parser.add_argument("--connections", type=count, default=20, help="clients of the load (default: %(default)s)")
-    parser.add_argument("--slow-ms", type=count, default=0, help="block the loop for so long, once a second")
+    parser.add_argument("--slow-ms", type=count, default=0, help="block the loop for this time, once a second")
     parser.add_argument("--backend", choices=("auto", "io_uring", "epoll"), default="auto", help="default: %(default)s")
     arguments = parser.parse_args()
     try:

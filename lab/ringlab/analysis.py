@@ -133,7 +133,7 @@ def describe(
     bounds: tuple[frozenset[Bound], frozenset[Bound]] = (frozenset(), frozenset()),
     share: float = 1.0,
 ) -> Comparison:
-    """Return the verdict of an estimate, one of so many comparisons of its family, with the interval that it rests on.
+    """Return the verdict of an estimate, as a comparison of its family, with the interval that it rests on.
 
     `bounds` are those of the arm and of the baseline.
     """

@@ -46,7 +46,7 @@ LINE_MOST_BYTES = 1 << 20
 """Longer lines are split: a program that prints without end must not fill the memory."""
 PORT_MOST = 65535
 MEMORY_LOOK_S = 0.1
-"""So often, looking costs a few parts in ten thousand of a CPU."""
+"""At this interval, looking costs a few parts in ten thousand of a CPU."""
 MEMORY_LOOKS_PER_TREE = 30
 """Finding new children reads about every process of the machine."""
 NUMBERS = itertools.count()

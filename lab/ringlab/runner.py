@@ -36,7 +36,7 @@ from ringlab.workloads import CellPlan
 FAILURES_MOST = 2
 """After this many failures in a cell, an arm isn't tried again there: each failure may take the whole time limit."""
 REPEATS_MOST = 3
-"""So often a trial is repeated that has lost a machine."""
+"""The most times that a trial which has lost a machine is repeated."""
 CEILING_WINDOW_S = 1.0
 CEILING = "the load generator's own ceiling"
 PROGRAM_GRACE_S = 60.0
@@ -46,7 +46,7 @@ BIND_COUNT_MOST = 5_000_000
 LOOK_ROUNDS_LEAST = 7
 """With fewer rounds, a look after half of them decides little."""
 ROUNDS_TIMES_MOST = 3
-"""Undecided arms run in at most so many times the rounds that were planned."""
+"""The most rounds of undecided arms, as a multiple of those that were planned."""
 T = TypeVar("T")
 
 
@@ -159,7 +159,7 @@ class Race:
         return min(look.after + further, ROUNDS_TIMES_MOST * planned)
 
     def rounds_s(self, plan: CellPlan, cell: results.Cell, rounds: int) -> float:
-        """Return about how long so many of the first rounds of a cell take; the last one includes what is left over."""
+        """Return about how long the first `rounds` of a cell take; the last one includes what is left over."""
         look = cell.look
         if rounds >= self.last_round(plan, cell):
             return self.expected_s(plan)
@@ -721,7 +721,7 @@ class Race:
     def look_into(
         self, plan: CellPlan, arm: manifest.Arm, rate: float, instrument: instruments.Instrument, window_s: float
     ) -> execution.Loaded:
-        """Load an arm for at least so long, in a run of its own, while an instrument looks into it."""
+        """Load an arm for at least `window_s`, in a run of its own, while an instrument looks into it."""
         with self.executor(plan).serve(self.order(plan, arm)) as serving:
             if plan.workload == "asgi":
                 self.first_client(plan, serving)

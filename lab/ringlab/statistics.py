@@ -43,11 +43,11 @@ TRIMMED_FROM = 7
 ROUNDS_LEAST = 3
 """With fewer rounds there is no verdict."""
 TIMES_MOST = 10
-"""More than so many times the rounds are nobody's plan: a quieter machine is the better one."""
+"""Nobody plans to run a larger multiple of the rounds: a quieter machine is the better plan."""
 LOOK_SHARE = 0.1
 """The share of the 5% that a look before the end spends: what is far apart shows at a tenth, and what is near loses little."""
 BORROWED_MOST = 2.0
-"""A comparison borrows at most so many times its own degrees of freedom from its family."""
+"""The most that a comparison borrows from its family, as a multiple of its own degrees of freedom."""
 ALIKE_LEAST = 1e-4
 """The least variance of log-variances between arms: no more alike than this is assumed."""
 UNSURE = -1.2816
@@ -159,7 +159,7 @@ def estimate(logs: NDArray[np.float64]) -> Estimate | None:
 
 
 def family(found: Sequence[Estimate], arms: int, share: float = 1.0) -> list[Member]:
-    """Return the comparisons of one family, made between so many arms, with what they know of each other's scatter.
+    """Return the comparisons of one family, made between `arms` arms, with what they know of each other's scatter.
 
     `share` is what this test has of the 5%, if there is another one.
     """
@@ -186,7 +186,7 @@ def share_scatter(found: Sequence[Estimate], arms: int) -> list[Estimate]:
         math.log(variances[id(each)]) - digamma(each.freedom / 2) + math.log(each.freedom / 2) for each in scattered
     ]
     by_chance = math.fsum(trigamma(each.freedom / 2) for each in scattered) / len(scattered)
-    # What is known of that comes from so many independent arms, in however many pairs they are compared.
+    # What is known of that comes from independent arms, in however many pairs they are compared.
     known = min(arms, len(scattered)) - 1
     apart = float(np.var(logs, ddof=1)) / chi_square_share(known) - by_chance
     own = min(each.freedom for each in scattered)
@@ -271,7 +271,7 @@ def rounds_needed(found: Estimate, floor: float, comparisons: int = 1) -> int | 
 
 
 def student_tail(t: float, freedom: float) -> float:
-    """Return the probability that Student's t with so many degrees of freedom is greater than `t`, which is at least 0."""
+    """Return the probability that Student's t with these degrees of freedom is greater than `t`, which is at least 0."""
     return 0.5 * incomplete_beta(freedom / 2, 0.5, freedom / (freedom + t * t))
 
 

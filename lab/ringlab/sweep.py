@@ -28,7 +28,7 @@ FIRST_PER_S, FIRST_FACTOR = 10_000.0, 2.0
 LATER_FACTOR = 1.15
 """The steps of later rounds, which begin at the knee of the round before."""
 LATER_RATES = 3
-"""So many rates are tried with the small steps."""
+"""The number of rates that are tried with the small steps."""
 RESOLUTION = 1.08
 RATE_MOST_PER_S = 5e6
 """Half of what the load generator takes as a rate."""
@@ -39,7 +39,7 @@ CLIENT_BUSY_MOST = 0.95
 """The share of its time that the load generator may be busy for, if latencies are to be the server's."""
 ERRORS_MOST = 0.001
 SAMPLE_LEAST = 1000
-"""At least so many operations make a p99."""
+"""A p99 takes at least this number of operations."""
 TOGETHER = 1.05
 """Rates that differ by less are one point of a curve."""
 

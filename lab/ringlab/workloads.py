@@ -57,7 +57,7 @@ IDLE_CONNECTIONS = 10_000
 IDLE_RAMP_S = 5.0
 """Also a slow server must be able to accept the connections as they come, and to do its part of TLS."""
 IDLE_STEPS = 10
-"""So often is the memory read while the connections are opened."""
+"""How often the memory is read while the connections are opened."""
 SETTLING_S = 0.05
 """How long the load generator waits before each of these readings."""
 IDLE_BYTES = 64

@@ -46,7 +46,7 @@ ROUNDS = 9
 OPERATIONS = 300
 """Of each sample, in its histogram."""
 HISTOGRAMS = 2
-"""So many rounds keep theirs: decoding takes long."""
+"""The number of rounds that keep theirs: decoding takes long."""
 PATH = "/a/path/without/a/place/to/break" * 8
 CPU = results.Metric(key="server_cpu_us", title="server CPU per operation", unit="us", better="lower", primary=True)
 RATE = results.Metric(key="operations_per_s", title="rate", unit="/s", better="higher")

@@ -17,7 +17,7 @@ def make_run(
     costs: Mapping[str, float], *, number: int = 1, noise: float = 0.01, machine: float = 1.0, rounds: int = 9,
     cells: Sequence[str] = ("echo/framed/1KB/100",), parsing: Sequence[str] = (),
 ) -> results.Result:  # fmt: skip
-    """Return a result in which each arm costs so much per operation, on a machine that is this much slower.
+    """Return a result in which each arm costs per operation what `costs` says, times `machine`.
 
     With arms that parse, the cells are of HTTP, and the other arms have a fixed answer.
     """

@@ -383,7 +383,7 @@ RESPONSE = b"HTTP/1.1 200 OK\r\nServer: it\r\ncontent-length: 5\r\n\r\nhello"
 
 
 def respond(response, pieces=1):
-    """Answer each request with `response`, cut into so many pieces."""
+    """Answer each request with `response`, cut into `pieces`."""
 
     def serve(connection):
         received = b""

@@ -414,7 +414,7 @@ def test_a_quick_run_that_goes_on_has_no_more_time_than_it_had(
 
 
 def write_nowhere_in(folder: Path, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a disk be full for so many times, from the third time on that a result is written into a folder."""
+    """Let a disk be full `times` times, from the third time on that a result is written into a folder."""
     write, calls = results.Result.write, iter(range(1000))
 
     def written(result: results.Result, path: Path) -> None:

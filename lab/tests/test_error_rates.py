@@ -145,7 +145,7 @@ def test_a_headline_seldom_beats_the_best_by_an_equal() -> None:
 
 
 def open_after(logs: Logs, rounds: int) -> list[int]:
-    """Return the arms that a look after so many rounds leaves open: against the baseline, or with the best."""
+    """Return the arms that a look after `rounds` leaves open: against the baseline, or with the best."""
     seen = logs[:, :rounds]
     pairs = all_pairs(seen, statistics.LOOK_SHARE)
     best = min(range(len(logs) - 1), key=lambda arm: 0.0 if arm == 0 else means(seen)[arm - 1])
@@ -241,7 +241,7 @@ def changes(before: Logs, after: Logs) -> list[statistics.Standing]:
 
 @pytest.mark.parametrize("noise", NOISE)
 def test_between_two_runs_of_which_any_is_adaptive_nothing_changes_more_often_than_promised(noise: str) -> None:
-    """An arm is stopped by its own figures, which moves its estimate; not by so much that an unchanged arm would seem to have changed."""
+    """An arm is stopped by its own figures, which moves its estimate, but not far enough for an unchanged arm to seem changed."""
     random = np.random.default_rng(21)
     runs = RUNS // 4
     both = one = unequal = 0

@@ -181,7 +181,7 @@ def test_a_bound_is_not_taken_for_the_figure(
     found = verdict_of(goal_of("better_by", 1.05, cell.name, against=["asyncio"]), cell)
     assert found.verdict == verdict
     assert found.sentence.endswith(f"; only bounds are known of {next(iter(bounds), '')}") == bool(bounds)
-    # The same limit, the other way round: the figure itself, or its share of the rival's, is at most so much.
+    # The same limit, the other way round: the figure itself, or its share of the rival's, is at most this.
     turned = {"missed": "reached", "reached": "missed"}
     expected = turned.get(verdict, verdict)
     assert verdict_of(goal_of("times_at_most", 1.05, cell.name, against=["asyncio"]), cell).verdict == expected

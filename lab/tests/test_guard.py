@@ -16,7 +16,7 @@ CELLS = ("loops/schedule/call_soon", "echo/framed/1KB/1")
 
 
 class Repository:
-    """A repository with commits that cost so much."""
+    """A repository with commits of given costs."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

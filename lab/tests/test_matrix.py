@@ -33,7 +33,7 @@ SMALL = ("--quick", "--rounds", "1", "--no-system-calls", "--if-busy", "wait")
 SECONDS, SECONDS_AGAIN = 0.1, 2.0
 TRIES_AGAIN = 4
 AGAIN_LIMIT_S = 400
-"""After this no other try begins: what hinders so many samples isn't the machine."""
+"""After this no other try begins: what hinders samples for this time isn't the machine."""
 # What a machine that has other things to do makes of a short window, or of a limit in time. Whatever else voids a sample, or lets
 # it fail, is the arm's fault, or ours.
 BUSY = (

@@ -17,7 +17,7 @@ SMALL = ("--quick", "--rounds", "1", "--no-again", "--no-system-calls")
 SECONDS, SECONDS_AGAIN = 0.1, 2.0
 TRIES_AGAIN = 4
 AGAIN_LIMIT_S = 400
-"""After this no other try begins: what hinders so many samples isn't the machine."""
+"""After this no other try begins: what hinders samples for this time isn't the machine."""
 RUN_TIMEOUT_S = 1500
 pytestmark = pytest.mark.timeout(2 * RUN_TIMEOUT_S + AGAIN_LIMIT_S)
 

@@ -220,7 +220,7 @@ def test_curves_of_rounds_are_merged_by_rate() -> None:
 def sweep_cell(
     knees: dict[str, list[float]], bounds: dict[str, results.Bound]
 ) -> tuple[results.Cell, list[results.Arm]]:
-    """A cell of so many rounds with these knees."""
+    """Return a cell with these knees, one for each round, and its arms."""
     rounds = len(next(iter(knees.values())))
     point = Model(50_000).point(10_000)
     samples = [

@@ -93,7 +93,7 @@ _READ_AT_ONCE = 16 * 1024
 # How much a stream of HTTP/2 reads of a file before the client has made room. A connection has many streams.
 _STREAM_PART = 64 * 1024
 
-# After so many parts of a file others have their turn: a client that reads fast always makes room for more.
+# After this number of parts of a file, others have their turn: a client that reads fast always makes room for more.
 _PARTS_PER_TURN = 4
 
 # What sendfile(2) says of files that it can't send.

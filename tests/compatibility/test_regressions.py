@@ -399,7 +399,7 @@ class _TurnsTheLoop(asyncio.Protocol, asyncio.DatagramProtocol):
         self.grown = asyncio.Event()
 
     async def reach(self, count):
-        """Wait for so many pieces, without timers: where one is due in the same turn, asyncio's trips over the nested ones."""
+        """Wait for `count` pieces, without timers: where one is due in the same turn, asyncio's trips over the nested ones."""
         while len(self.pieces) < count:
             self.grown.clear()
             await self.grown.wait()

@@ -70,7 +70,7 @@ def sockets():
 
 
 class Reader(threading.Thread):
-    """Reads from a descriptor in a thread, once it is told to: so much, or to the end."""
+    """Reads from a descriptor in a thread, once it is told to: up to `limit` bytes, or to the end."""
 
     def __init__(self, fd, limit=None):
         super().__init__(daemon=True)

@@ -65,7 +65,7 @@ class ServeProcess:
             return "".join(line for line in self._lines if line is not None)
 
     def wait_for(self, pattern, count=1):
-        """Wait until the output has this pattern so many times; return the last match."""
+        """Wait until the output has this pattern `count` times; return the last match."""
         deadline = time.monotonic() + support.PATIENCE_S
         with self._changed:
             while True:

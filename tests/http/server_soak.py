@@ -40,7 +40,7 @@ PATIENCE_S = 100
 SETTLING_S = 100
 """How long the server may take to forget clients that are gone."""
 DEADLINE_S = 10
-"""The server's, for slow clients. The others are never idle for so long, even if the machine stands still for a while."""
+"""The server's, for slow clients. The others are never idle until then, even if the machine stands still for a while."""
 WORKERS = 3
 """Clients at a time, for each server, beside those that wait for a deadline."""
 SIZES = (0, 1, 13, 1000, 16_384, 65_536, 200_000)

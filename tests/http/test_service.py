@@ -172,7 +172,7 @@ def test_several_wait_for_the_same_message(arm, loop):
 
 
 def test_several_who_send_are_served_in_order(arm, loop):
-    """Also when `send` gives way, which it does once in so many messages. A task that is cancelled there has sent its message."""
+    """Also when `send` gives way, which it does once in `SENT_MAX` messages. A task that is cancelled there has sent its message."""
     count = 3000
 
     async def application(scope, receive, send):

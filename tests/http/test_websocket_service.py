@@ -41,7 +41,7 @@ FAR_TOO_MUCH = 64 << 20
 
 
 def test_messages_of_several_tasks_keep_their_order(arm, loop):
-    """Also when `send` gives way, which it does once in so many messages."""
+    """Also when `send` gives way, which it does once in `SENT_MAX` messages."""
     count = 3000
 
     async def produce(send):

@@ -51,13 +51,13 @@ def wait_until(condition, program=None):
 
 
 def started(program, count):
-    """Wait until so many workers have started since the beginning; return their numbers."""
+    """Wait until `count` workers have started since the beginning; return their numbers."""
     program.wait_for("Application startup complete", count)
     return [int(pid) for pid in re.findall(r"Started server process \[(\d+)\]", program.output)]
 
 
 def serving_pids(program, workers):
-    """Ask until so many different workers have answered; all answers must be good ones."""
+    """Ask until `workers` different workers have answered; all answers must be good ones."""
     seen = set()
 
     def enough():

@@ -187,7 +187,7 @@ def test_busy_and_idle_time_add_up_to_the_time_it_ran(loop):
 def test_polling_is_a_part_of_the_idle_time(loop):
     loop.busy_poll = 2_000
     for _ in range(20):
-        # Where the CPU is taken away for so long, the timer is due before there is a wait.
+        # Where the CPU is taken away for longer, the timer is due before there is a wait.
         loop.run_until_complete(asyncio.sleep(0.01))
         metrics = loop.metrics()
         if metrics.polled_waits:

@@ -137,7 +137,7 @@ def test_a_hello_that_arrives_with_the_last_plain_words(loop_factory):
 
     try:
         same_as_asyncio(functools.partial(body, patience_s=0.5), loop_factory)
-    except AssertionError:  # One of them had no CPU for so long.
+    except AssertionError:  # One of them had no CPU for half a second.
         same_as_asyncio(functools.partial(body, patience_s=20), loop_factory)
 
 

@@ -25,7 +25,7 @@ const PAGE: usize = 4096;
 /// The C library maps each block of this size by itself, so that growing it moves no content (`DEFAULT_MMAP_THRESHOLD_MAX`
 /// of glibc).
 const MAPPED: usize = 32 << 20;
-/// From this size on, there is room for so much more, unless addresses are scarce.
+/// From this size on, there is room for `MAPPED` bytes more, unless addresses are scarce.
 const MAPPED_FROM: usize = 1 << 20;
 /// What a `bytes` object has besides its content: what lies before it, and the final NUL.
 const OVERHEAD: usize = offset_of!(ffi::PyBytesObject, ob_sval) + 1;

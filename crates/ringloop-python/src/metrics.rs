@@ -216,7 +216,7 @@ impl Meter {
         }
     }
 
-    /// Whether a callback that took so long is the slowest yet.
+    /// Whether a callback that took `ns` is the slowest yet.
     pub(crate) fn is_slowest(&self, ns: u64) -> bool {
         ns > self.slowest_ns.load(Relaxed)
     }

@@ -315,7 +315,7 @@ pub(crate) unsafe fn learn_header(py: Python<'_>, class: *mut ffi::PyTypeObject)
 
 /// A new, untracked object of zeros; null with `MemoryError` set.
 ///
-/// The collector doesn't count it. It starts a collection whenever so many more objects of its kind were made than
+/// The collector doesn't count it. It starts a collection when a certain number of objects more were made than
 /// freed, and objects that are tracked late or never would have it look again and again at nothing.
 ///
 /// # Safety

@@ -36,16 +36,16 @@ const POSTS_PER_TURN: u64 = CALLBACKS_PER_LOOK as u64;
 /// For how long threads may post after that before they give the GIL away. What they post in this time runs in about as
 /// long. A sleep takes 0.1 ms, so that one after every 1,024 callbacks would take as long as all else.
 const POSTING_NS: u64 = 1_000_000;
-/// The clock is read, and the GIL given away, at every so many callbacks.
+/// The number of callbacks after which the clock is read, and the GIL given away.
 const POSTS_PER_GIFT: u64 = 16;
 /// How long a thread that stays awake leaves the GIL free: about as long as it takes to wake another thread.
 const OFFER_NS: u64 = 50_000;
-/// After so many offers in vain, the loop can't be waiting for the GIL. Only one in `RARELY` is made from then on.
+/// After `OFFERS_MAX` offers in vain, the loop can't be waiting for the GIL. Only one in `RARELY` is made from then on.
 const OFFERS_MAX: u64 = 100;
 const RARELY: u64 = 16;
 /// A sleep is as many naps as it needs. The kernel adds 50 us to each.
 const NAP: Duration = Duration::from_micros(50);
-/// The longest sleep if the loop is known to wait for the GIL: other threads may keep it for so long.
+/// The longest sleep if the loop is known to wait for the GIL: other threads may keep it until then.
 const SLEEP_NS_MAX: u64 = 5_000_000;
 /// The longest sleep if it only seems to.
 const DOUBTFUL_SLEEP_NS_MAX: u64 = 2_000_000;

@@ -76,7 +76,7 @@ pub(crate) struct Input<'a, 'py> {
 }
 
 enum Memory {
-    /// The first bytes of a receive buffer, so many.
+    /// A receive buffer, and the number of its first bytes that hold data.
     Buffer(Received, usize),
     Own(Vec<u8>),
     Returned,

@@ -23,8 +23,8 @@ const LONG_TICKS: u64 = 5_120;
 const CALLBACKS_PER_READ_MAX: u64 = 32;
 /// Callbacks that take less time are not named.
 const SLOW_NS: u64 = 100_000;
-/// After a slow callback that could not be told from its neighbours, the counter is read after each callback, for so
-/// many.
+/// The number of callbacks after each of which the counter is read, once a slow callback could not be told from its
+/// neighbours.
 const EXACT_AFTER_DOUBT: u32 = 100_000;
 
 /// How often the counter is read.
@@ -97,7 +97,7 @@ impl<'a> Stopwatch<'a> {
         }
     }
 
-    /// A callback has run, and so many of its turn are left. True if it is time for `read`: when some have run, and
+    /// A callback has run, and `left` of its turn are left. True if it is time for `read`: when some have run, and
     /// after the last one before a wait.
     #[inline]
     pub(crate) fn count(&mut self, left: usize, queue: &GilCell<Queue>) -> bool {

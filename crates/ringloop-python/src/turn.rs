@@ -25,12 +25,12 @@ use crate::thread_exit::SleepsAtExit;
 use crate::transport::{self, SocketTransport};
 use crate::watches::Look;
 
-/// While callbacks are ready, every turn looks at the kernel until so many in a row have found nothing. Programs and
-/// tests that rely on `sleep(0)` to let I/O in need a few turns, not many.
+/// While callbacks are ready, every turn looks at the kernel until `EAGER_TURNS` in a row have found nothing. Programs
+/// and tests that rely on `sleep(0)` to let I/O in need a few turns, not many.
 const EAGER_TURNS: u32 = 16;
-/// After that, a turn looks only if so many ticks have passed since the last look: about 15 us, at most 40, so that
-/// looking takes a few per cent of the time. If the driver can tell without a system call that the kernel has something
-/// (io_uring), every turn looks.
+/// After that, a turn looks only if `TICKS_PER_LOOK` ticks have passed since the last look: about 15 us, at most 40, so
+/// that looking takes a few per cent of the time. If the driver can tell without a system call that the kernel has
+/// something (io_uring), every turn looks.
 const TICKS_PER_LOOK: u64 = 40_000;
 
 /// One turn in this many offers the GIL to other threads. Python code and waits do so anyway. But if all callbacks are

@@ -38,7 +38,7 @@ use crate::support::{self, guard};
 /// What is enough for a read to go on with, and all that it will take. Small, because each idle connection has one.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wanted {
-    /// Whatever there is, up to so many bytes.
+    /// Whatever there is, up to a number of bytes.
     UpTo(u32),
     Exactly(u32),
     /// One line, up to the limit.

@@ -149,7 +149,7 @@ unsafe impl BufMut for Room {
         let index = self.current().expect("room");
         let filled = self.pieces[index].len() + count;
         assert!(filled <= self.sizes[index], "more than there was room for");
-        // SAFETY: the caller's: so many bytes were written.
+        // SAFETY: the caller's: `count` bytes were written.
         unsafe { self.pieces[index].set_len(filled) };
     }
 

@@ -112,7 +112,7 @@ impl Details {
     }
 }
 
-/// The memory of the server's processes with so many connections.
+/// The memory of the server's processes at a number of connections.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(crate) struct Level {
     pub(crate) connections: u64,

@@ -309,7 +309,7 @@ pub(crate) struct Discarded {
 }
 
 impl Discarded {
-    /// Streams of this message, which is not empty, on so many connections.
+    /// Streams of this message, which is not empty, one on each of `connections`.
     pub(crate) fn new(message: &[u8], connections: u32) -> Self {
         Self {
             stream: Stream::new(message, 0),

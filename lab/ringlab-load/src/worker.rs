@@ -1144,7 +1144,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
     }
 }
 
-/// The failure of a connection on which bytes came that no message asked for, when so many had been answered.
+/// The failure of a connection on which bytes came that no message asked for, when `answered` messages had an answer.
 fn unasked(connection: u32, answered: u32, bytes: usize) -> Failure {
     let when = match answered.checked_sub(1) {
         Some(last) => format!("after the answer to its message {last}"),

@@ -235,7 +235,7 @@ def check_connections(reports: Reports) -> Iterator[Finding]:
                 line,
                 f"{record.name}: {quantities.plain(asked)} connections don't fit between two addresses",
                 f"65,535 - 1,023 = {PORTS_ALL:,} ports < {quantities.plain(asked)} connections",
-                "a connection needs a port of its own on the client: without several addresses there can't be so many",
+                "a connection needs a port of its own on the client: without several addresses there can't be more",
             )
         elif asked > PORTS_DEFAULT and not several:
             yield finding(

@@ -17,11 +17,11 @@ from ringlab.instruments import STACKS, Instrument, Instruments
 from ringlab.process import SampleFailed, SampleVoid
 
 ANSWER_S = 10.0
-"""A machine that doesn't answer for so long is lost."""
+"""After this time without an answer, a machine is lost."""
 AGAIN_S = 2.0
 """The same, where it didn't answer before."""
 RETURN_S = 60.0
-"""So long a lost machine is waited for."""
+"""How long a lost machine is waited for."""
 GRACE_S = 30.0
 """How much longer than planned a part of a trial may take."""
 READY_S = 1800.0

@@ -22,7 +22,7 @@ Event = Mapping[str, Any]
 
 
 def share(words: Sequence[str], generators: int) -> list[list[str]]:
-    """Divide a load among at most so many generators: connections as equal as they can be, and a rate in proportion to them.
+    """Divide a load among at most `generators`: connections as equal as they can be, and a rate in proportion to them.
 
     There are never more generators than connections.
     """

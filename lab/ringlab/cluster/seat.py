@@ -33,10 +33,10 @@ from ringlab import (
 from ringlab.process import SampleFailed
 
 LEASE_S = 30.0
-"""So long a server is kept that the lab doesn't look at."""
+"""How long a server is kept that the lab doesn't look at."""
 POLL_S = 0.2
 OFFSET_VARIABLE = "RINGLAB_CLOCK_OFFSET_S"
-"""For tests: by so much the time of day of a machine is wrong."""
+"""For tests: the error of a machine's time of day."""
 HASHED = 16
 
 

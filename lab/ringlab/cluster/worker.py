@@ -27,7 +27,7 @@ from ringlab.manifest import MARK, RUN_MARK
 from ringlab.process import die_with_parent, end_marked, module_command
 
 LOST_AFTER_S = 10.0
-"""A scheduler that doesn't answer for so long is lost: others may have the CPU for a while."""
+"""After this time without an answer, a scheduler is lost: others may have the CPU for a while."""
 LOOK_S = 1.0
 CONNECT_TIMEOUT_S = 30
 AGAIN_AFTER_S = 1.0

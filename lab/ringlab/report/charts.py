@@ -27,7 +27,7 @@ REACH_MOST = 1.5
 LOGARITHMIC_FROM = 4.0
 """From this ratio of its ends on, an axis has the marks of a logarithmic one, and bars are drawn on one."""
 COLOURS = 8
-"""The page has so many colours for lines; further lines share them and are dashed."""
+"""The number of colours that the page has for lines; further lines share them and are dashed."""
 
 
 @dataclass(frozen=True)

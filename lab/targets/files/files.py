@@ -20,7 +20,7 @@ from typing import Any
 import ringloop
 
 Work = Callable[[int], Awaitable[None]]
-"""Does something so many times."""
+"""Does something as often as its argument says."""
 
 PAGE = 4096
 MEGABYTE = 1 << 20

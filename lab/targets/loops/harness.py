@@ -3,7 +3,7 @@
     harness.py OPTIONS micro NAME                              time one operation of a loop (subject.py has them)
     harness.py OPTIONS echo API TRANSPORT BYTES CONNECTIONS    load an echo server; API is protocol, buffered, streams or sock,
                                                                TRANSPORT is tcp, unix, tls or udp
-    harness.py OPTIONS wait MICROSECONDS                       one connection: idle with 0, else a message so often
+    harness.py OPTIONS wait MICROSECONDS                       one connection: idle with 0, else a message each MICROSECONDS
     harness.py OPTIONS http FRAMEWORK CONNECTIONS              load an HTTP server on the loop
     harness.py --check ... the same                            only see whether this machine can do that
 

@@ -814,7 +814,7 @@ static const char help[] =
     "  --idle              send nothing in the window; check afterwards that the connections still live\n"
     "  --server-pid PID    read the CPU time of this process at both ends of the window\n"
     "  --seed N            of the contents (1)\n"
-    "  --patience SECONDS  give up when nothing came for so long (5)\n";
+    "  --patience SECONDS  give up when nothing came for this time (5)\n";
 
 static double parse_number(const char *name, const char *text, double least, double most) {
     char *end;

@@ -120,7 +120,7 @@ def listen(*, blocking: bool) -> socket.socket:
 
 
 def batches(loop: Loop, clock: Clock, count: int) -> Iterator[Measurement]:
-    """Schedule so many callbacks, then run them."""
+    """Schedule `count` callbacks, then run them."""
     ran: list[int] = []
     for number in range(1000):
         loop.call_soon(ran.append, number)
@@ -856,7 +856,7 @@ def round_trips(
     loop: Loop, clock: Clock, count: int, message: bytes,
     server_context: ssl.SSLContext | None = None, client_context: ssl.SSLContext | None = None,
 ) -> Iterator[Measurement]:  # fmt: skip
-    """A message there and back between two protocols of one loop, so many times."""
+    """A message there and back between two protocols of one loop, `count` times."""
     received = bytearray()
     left = 0
     done: asyncio.Future[None]

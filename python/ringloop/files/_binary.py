@@ -427,7 +427,7 @@ class RawFile(_Binary):
 
 
 def _blocked(count: int) -> BlockingIOError:
-    """Return the error of a file that has no room now. Of what `write` was given, it has taken so many bytes."""
+    """Return the error of a file that has no room now. Of what `write` was given, it has taken `count` bytes."""
     return BlockingIOError(errno.EAGAIN, "write could not complete without blocking", count)
 
 
@@ -517,7 +517,7 @@ class _Buffered(_Binary):
             raise
 
     def _join(self, pieces: list[bytes], surplus: int) -> bytes:
-        """Return what was read, but for so many bytes at the end of the last piece, which stay in the buffer."""
+        """Return what was read, without `surplus` bytes at the end of the last piece, which stay in the buffer."""
         ahead = pieces[-1] if surplus > 0 else b""
         used = len(ahead) - surplus if ahead else 0
         data = b"".join([*pieces[:-1], ahead[:used]] if ahead else pieces)

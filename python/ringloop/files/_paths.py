@@ -62,7 +62,7 @@ async def perform(
 
 
 def on_ring(function: Callable[..., Any], judge: _Judge, names: int = 1) -> Callable[..., Awaitable[Any]]:
-    """Return a coroutine function for a blocking one, of which so many first arguments are paths."""
+    """Return a coroutine function for a blocking one. Its first `names` arguments are paths."""
     blocking = in_thread(function)
 
     @functools.wraps(function)

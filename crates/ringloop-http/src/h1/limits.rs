@@ -11,7 +11,7 @@ pub struct Limits {
     pub head_bytes: usize,
     /// Length of the request line in bytes, including its line end. Longer ones get a 414. Default: 16 KiB.
     pub request_line_bytes: usize,
-    /// Number of header fields. More get a 431. Default: 128. Above 256, parsing a head allocates memory for so many
+    /// Number of header fields. More get a 431. Default: 128. Above 256, parsing a head allocates memory for the
     /// fields.
     pub fields: usize,
     /// Total size of a body's chunk extensions in bytes. Nothing uses them, but reading them costs time. Default: 4

@@ -88,7 +88,8 @@ impl Connection {
             .max_concurrent_streams(config.concurrent_streams)
             .max_local_error_reset_streams(Some(config.error_resets))
             .max_send_buffer_size(SEND_BUFFER)
-            // Frames are taken from it as soon as they have arrived, so many small ones don't occupy memory.
+            // Frames are taken from it as soon as they have arrived, and therefore small ones don't occupy memory, even
+            // if there are many.
             .data_frame_budget(usize::MAX)
             .handshake(pipe.clone());
         let flag = Arc::new(Flag::default());

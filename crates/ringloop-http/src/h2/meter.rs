@@ -17,11 +17,12 @@ const END_HEADERS: u8 = 4;
 const PADDED: u8 = 8;
 /// A padded DATA frame with at most this payload, in bytes, may consist of padding only.
 const PADDING_MAX: u64 = 256;
-/// For each of so many bytes that were sent, a client may send a WINDOW_UPDATE frame. Clients send two, for the stream and
+/// Bytes that must have been sent for each WINDOW_UPDATE frame of a client. Clients send two, for the stream and
 /// for the connection, for what they have read: Go's for each 4 KiB, others for what one segment has brought, which has 536
 /// bytes or more (RFC 9293, section 3.7.1).
 const BYTES_PER_UPDATE: u64 = 256;
-/// So many may follow from each DATA frame, however small it is: for its stream, and for the connection.
+/// WINDOW_UPDATE frames that may follow from each DATA frame, however small it is: for its stream, and for the
+/// connection.
 const UPDATES_PER_FRAME: u64 = 2;
 
 /// A limit for a kind of frames: how many at once, and how many per second (a token bucket).

@@ -27,8 +27,8 @@ use crate::names::intern;
 use crate::objects;
 use crate::support;
 
-/// A task that finds everything in the cache would never suspend. After so long without a turn of the loop, its direct
-/// calls pretend that they would have to wait.
+/// A task that finds everything in the cache would never suspend. After this time without a turn of the loop, its
+/// direct calls pretend that they would have to wait.
 const BURST_NS_MAX: u64 = 1_000_000;
 /// While more bytes than this are copied, other threads may have the GIL.
 const DETACHED_MIN: usize = 256 * 1024;

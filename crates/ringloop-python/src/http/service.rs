@@ -146,8 +146,9 @@ pub(crate) struct HttpService {
     lines: GilCell<access_log::Lines>,
 }
 
-/// A buffer that has grown beyond this is not kept, and no more than so many are.
+/// A buffer that has grown beyond this is not kept.
 const BUFFER_KEPT: usize = 64 * 1024;
+/// The most buffers that are kept.
 const BUFFERS_KEPT: usize = 4;
 
 #[pymethods]

@@ -374,7 +374,7 @@ mod tests {
             }
         }
 
-        /// Messages that answer ours: each arrives so long after we began to wait.
+        /// Messages that answer ours: each arrives `gap_ns` after we began to wait.
         fn ping_pong(&mut self, messages: u64, gap_ns: std::ops::Range<u64>) {
             for index in 0..messages {
                 // Knuth's multiplicative hash scrambles the index, so that gaps are spread evenly.

@@ -46,7 +46,7 @@ fn a_right_server_has_no_failures_whatever_the_frames() {
         let connections: u64 = connections.parse().unwrap();
         assert_eq!(result["connections"]["opened"], connections);
         assert_eq!(result["connections"]["alive_at_end"], connections);
-        // So many requests were in flight, or fewer where a thread of the generator came late into the window.
+        // `asked` requests were in flight, or fewer where a thread of the generator came late into the window.
         let in_flight = result["littles_law"]["expected"].as_f64().unwrap();
         let asked = connections as f64 * pipeline.parse::<f64>().unwrap();
         assert!(

@@ -12,15 +12,15 @@ use crate::queue::Collector;
 use crate::support::CloneRefOption;
 use crate::transport::SocketTransport;
 
-/// When so many bytes are collected, they are written at once: as many as asyncio's transports buffer before they call
-/// `pause_writing`.
+/// Collected bytes are written at once when there are this many: as many as asyncio's transports buffer before they
+/// call `pause_writing`.
 const COLLECTED_MAX: usize = 64 * 1024;
 
 /// A longer payload is written where it is, and not copied.
 const COPIED_MAX: usize = 8 * 1024;
 
-/// Output that comes so much later than the last write goes out at once, in the same turn too: the application computes,
-/// or blocks the loop. A tick is 0.1 to 1 ns long.
+/// Output that comes later than this after the last write goes out at once, in the same turn too: the application
+/// computes, or blocks the loop. A tick is 0.1 to 1 ns long.
 const LATE_TICKS: u64 = 2_000_000;
 
 /// What a connection has written in a turn, and what it has yet to write.
@@ -45,7 +45,7 @@ impl Output {
         self.collected.len()
     }
 
-    /// Whether a write of so many bytes is to be collected. If not, it is the one that later ones follow.
+    /// Whether a write of `length` bytes is to be collected. If not, it is the one that later ones follow.
     fn collects(&mut self, event_loop: &Loop, length: usize) -> bool {
         let (turn, ticks) = (event_loop.meter.turns(), event_loop.meter.ticks.now());
         let follows = self.turn == turn && event_loop.is_running();

@@ -16,8 +16,8 @@ use crate::names::intern;
 use crate::objects;
 use crate::support;
 
-/// So many messages an application may send without waiting for anything; then others have their turn. Otherwise one that sends
-/// for ever would not even hear that its client is gone.
+/// The number of messages that an application may send without waiting for anything; then others have their turn.
+/// Otherwise one that sends for ever would not even hear that its client is gone.
 const SENT_MAX: u32 = 1000;
 
 /// What sending a message comes to.
@@ -143,7 +143,7 @@ impl Request {
         }
     }
 
-    /// A future that is done when the client has read so much that there is room to write.
+    /// A future that is done when the client has read enough to make room for a write.
     pub(in crate::http) fn wait_for_room<'py>(
         &self,
         py: Python<'py>,
