@@ -58,7 +58,7 @@ pub(crate) fn choose(config: &Config, waker: &Waker) -> io::Result<(Backend, Str
     }
 }
 
-/// What to do where a forced `io_uring` is refused, as the end of a sentence.
+/// The remedy where a forced `io_uring` is refused, as the end of a sentence.
 fn remedy(errno: Option<i32>, config: &Config) -> String {
     let change = match errno {
         // The reason says what to do, and epoll needs descriptors, too.

@@ -37,7 +37,7 @@ pub struct Config {
     /// CPU while there is work, and it releases a descriptor some time after [`flush`](crate::Driver::flush), not
     /// during it. `io_uring` only.
     pub sq_poll: bool,
-    /// What [`BACKEND_VARIABLE`] said. If it is still `backend`, the reason that users see names the variable.
+    /// The choice of [`BACKEND_VARIABLE`]. If it is still `backend`, the reason that users see names the variable.
     from_environment: Option<BackendChoice>,
 }
 

@@ -1,4 +1,4 @@
-//! What all backends have in common: counters, what is known before a poll, timeouts, and errors that do not come from
+//! The common parts of all backends: counters, what is known before a poll, timeouts, and errors that do not come from
 //! the kernel.
 
 use std::io;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 /// too.
 pub(crate) const BATCH: usize = 512;
 
-/// What a driver knows without a system call about the next poll. Treat what you do not know as
+/// The state of the next poll, as far as a driver knows it without a system call. Treat what you do not know as
 /// [`Unknown`](Peek::Unknown).
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Hash)]
 #[non_exhaustive]
@@ -21,7 +21,7 @@ pub enum Peek {
     Unknown,
 }
 
-/// What a driver has done so far, and what it holds.
+/// Counts of what a driver has done so far, and of what it holds.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct Counters {

@@ -30,7 +30,7 @@ const WAKER: u64 = u64::MAX;
 
 const ONE_SHOT: u32 = libc::EPOLLONESHOT as u32;
 const EDGE: u32 = libc::EPOLLET as u32;
-/// What every registration reports without being asked.
+/// The events that every registration reports without being asked.
 const ALWAYS: u32 = (libc::EPOLLERR | libc::EPOLLHUP) as u32;
 
 /// A result that has not been reported.

@@ -1,4 +1,4 @@
-//! What the driver reports: events and readiness.
+//! The reports of the driver: events and readiness.
 
 use std::fmt;
 use std::io;
@@ -6,7 +6,7 @@ use std::ops::{BitOr, BitOrAssign};
 
 use crate::token::Token;
 
-/// What a watch waits for. Combine with `|`.
+/// The readiness that a watch waits for. Combine with `|`.
 #[derive(Clone, Copy, Eq, PartialEq, Hash)]
 pub struct Interest(u8);
 
@@ -95,7 +95,7 @@ pub enum Mode {
     OneShot,
 }
 
-/// What a descriptor is ready for: the bits of `poll(2)`. An [edge](Mode::Edge) event has at least what is new. What
+/// The readiness of a descriptor: the bits of `poll(2)`. An [edge](Mode::Edge) event has at least what is new. What
 /// was reported before and still holds may be missing.
 #[derive(Clone, Copy, Eq, PartialEq, Hash)]
 pub struct Readiness(u32);
@@ -273,7 +273,7 @@ impl Event {
         self.flags & MORE != 0
     }
 
-    /// What the watched descriptor is ready for. Empty for an operation.
+    /// The readiness of the watched descriptor. Empty for an operation.
     #[inline]
     pub const fn readiness(&self) -> Readiness {
         if self.is_watch() {

@@ -15,7 +15,7 @@ pub struct FileStatus(pub(crate) libc::statx);
 pub struct FileTime {
     /// Whole seconds, negative before 1970.
     pub seconds: i64,
-    /// What has passed since then, below a billion.
+    /// The nanoseconds of the second that has begun, below a billion.
     pub nanoseconds: u32,
 }
 

@@ -17,7 +17,7 @@
 //! Each request gets a [`Token`]. A token that outlives its request is harmless. [`Driver::poll`] is the only call that
 //! blocks.
 //!
-//! What holds on every backend:
+//! On every backend:
 //!
 //! - After `unwatch` a watch reports nothing more. A cancelled operation still has one last event: `ECANCELED`, or its
 //!   result if it was over before. [`Driver::discard`] suppresses that event. An operation that is cancelled before the
@@ -347,7 +347,7 @@ impl Driver {
             .poll(timeout.map(|timeout| timeout.min(TIMEOUT_MAX)), events)
     }
 
-    /// What is known about the next poll, without a system call.
+    /// Returns what is known about the next poll, without a system call.
     #[inline]
     pub fn peek(&self) -> Peek {
         if self.is_inherited() {
@@ -358,7 +358,7 @@ impl Driver {
         self.backend.peek()
     }
 
-    /// What the driver has done so far.
+    /// Returns the counts of what the driver has done so far.
     pub fn counters(&self) -> Counters {
         self.backend.counters()
     }

@@ -57,7 +57,7 @@ pub enum Op {
     Send {
         /// The socket.
         fd: SharedFd,
-        /// What to send.
+        /// The bytes to send.
         buffer: Vec<u8>,
         /// Where in the buffer to begin, in bytes.
         start: usize,
@@ -75,7 +75,7 @@ pub enum Op {
     SendZeroCopy {
         /// The socket.
         fd: SharedFd,
-        /// What to send. It must not change, because the kernel may read it again to retransmit it.
+        /// The bytes to send. They must not change, because the kernel may read them again to retransmit them.
         bytes: Bytes,
         /// `MSG_*` as for send(2).
         flags: i32,
@@ -94,7 +94,7 @@ pub enum Op {
     SendMsg {
         /// The socket.
         fd: SharedFd,
-        /// What to send, and where to.
+        /// The bytes to send, and their destination.
         message: Message,
         /// `MSG_*` as for sendmsg(2).
         flags: i32,
@@ -116,7 +116,7 @@ pub enum Op {
     Write {
         /// The file.
         fd: SharedFd,
-        /// What to write.
+        /// The bytes to write.
         buffer: Vec<u8>,
         /// Where in the buffer to begin, in bytes.
         start: usize,
@@ -529,7 +529,7 @@ pub const SENT_BY_COPY: i32 = 1;
 /// The maximum number of descriptors in a message, the kernel's `SCM_MAX_FD`.
 pub(crate) const DESCRIPTORS_MAX: usize = 253;
 
-/// What `RecvMsg` fills and `SendMsg` sends.
+/// A message that `RecvMsg` fills and `SendMsg` sends.
 ///
 /// ```
 /// use ringloop_driver::Message;

@@ -9,7 +9,7 @@ use crate::op::{Op, SENT_BY_COPY};
 use crate::parked::{Operation, Parked};
 use crate::sys::{self, Waiting};
 
-/// What happens to a request under a [plan](crate::Script::plan). By default it is performed at once.
+/// The fate of a request under a [plan](crate::Script::plan). By default it is performed at once.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct Fault {

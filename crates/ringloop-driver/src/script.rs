@@ -38,7 +38,7 @@ pub enum Step {
     Fail(i32),
 }
 
-/// What the scripted kernel does, poll by poll, and a record of how it was polled.
+/// The behaviour of the scripted kernel, poll by poll, and a record of how it was polled.
 ///
 /// Clones share one script: the test keeps one, the driver has another.
 #[derive(Clone, Debug, Default)]
@@ -46,7 +46,7 @@ pub struct Script {
     shared: Arc<Mutex<Shared>>,
 }
 
-/// What all clones of a script share.
+/// The state that all clones of a script share.
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
     pub(crate) turns: VecDeque<Vec<Step>>,

@@ -44,7 +44,7 @@ pub(crate) struct Submitted {
 /// slow disk.
 pub(crate) const WIND_UP_MAX: Duration = Duration::from_secs(1);
 
-/// What an operation works on, if that matters when it is given up.
+/// The subject of an operation, if that matters when it is given up.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Subject {
     /// Its peer has to hear of a close soon.

@@ -52,7 +52,7 @@ const FULL_ENTER: usize = 16;
 
 pub(crate) struct Uring {
     ring: Ring,
-    /// What is left to do after the last completions.
+    /// The work that is left after the last completions.
     remaining: Remaining,
     /// Results that do not come from the kernel, to be reported.
     ended: Vec<(Token, i32)>,
@@ -348,7 +348,7 @@ impl Uring {
         }
     }
 
-    /// What is known without a system call.
+    /// Returns what is known without a system call.
     pub(crate) fn peek(&self) -> Peek {
         let idle = self.remaining.level.is_empty()
             && !self.must_fetch()
@@ -671,7 +671,7 @@ mod tests {
         events
     }
 
-    /// What works with the best setup also works with those for older kernels.
+    /// Setups for older kernels do all that the best setup does.
     #[test]
     fn every_setup_serves_and_lets_go() {
         for first in 0..SETUPS.len() {

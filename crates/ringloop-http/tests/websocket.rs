@@ -285,7 +285,7 @@ fn frame(first: u8, payload: &[u8]) -> Vec<u8> {
     masked(&head, payload, 0x1234_5678)
 }
 
-/// What a server hears when it receives `frames`, which must not depend on how they are cut.
+/// Returns what a server hears when it receives `frames`, which must not depend on how they are cut.
 fn hear(frames: &[Vec<u8>]) -> Vec<Heard> {
     let input = frames.concat();
     let connection = || Connection::new(config(None), None);

@@ -195,7 +195,7 @@ enum Content {
 }
 
 impl Chunk {
-    /// What is left of `bytes` after the first `sent` of them.
+    /// The rest of `bytes` after the first `sent` of them.
     pub(crate) fn rest_of(bytes: &Bound<'_, PyBytes>, sent: usize) -> Self {
         Self {
             content: Content::Bytes(bytes.clone().unbind()),

@@ -27,7 +27,7 @@ const PAGE: usize = 4096;
 const MAPPED: usize = 32 << 20;
 /// From this size on, there is room for `MAPPED` bytes more, unless addresses are scarce.
 const MAPPED_FROM: usize = 1 << 20;
-/// What a `bytes` object has besides its content: what lies before it, and the final NUL.
+/// The size of a `bytes` object besides its content: its header, and the final NUL.
 const OVERHEAD: usize = offset_of!(ffi::PyBytesObject, ob_sval) + 1;
 
 /// Collects `bytes`.

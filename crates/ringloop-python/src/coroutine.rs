@@ -19,7 +19,7 @@ use crate::native_type::{PendingException, attribute, method, slot};
 use crate::objects;
 use crate::support::guard;
 
-/// What a step of a coroutine comes to.
+/// The outcome of a step of a coroutine.
 pub(crate) enum Step<'py> {
     Yield(Bound<'py, PyAny>),
     Return(Bound<'py, PyAny>),
@@ -33,7 +33,7 @@ pub(crate) enum Phase {
     Created = 0,
     /// In a step. The user's code, if it runs meanwhile, must not step it again.
     Running,
-    /// What it waits for was yielded.
+    /// It has yielded what it waits for.
     Waiting,
     /// Returned, raised or closed.
     Finished,
@@ -74,7 +74,7 @@ pub(crate) fn awaited_already(py: Python<'_>) -> PyErr {
     objects::error::<PyRuntimeError>(py, "coroutine is being awaited already")
 }
 
-/// What a future says to whoever resumes a coroutine before it is done.
+/// The error of a future for whoever resumes a coroutine before it is done.
 #[cold]
 pub(crate) fn not_awaited(py: Python<'_>) -> PyErr {
     objects::error::<PyRuntimeError>(py, "await wasn't used with future")
@@ -364,7 +364,7 @@ fn truth(value: bool) -> *mut ffi::PyObject {
     unsafe { ffi::PyBool_FromLong(c_int::from(value).into()) }
 }
 
-/// What `inspect.getcoroutinestate` asks for from Python 3.15 on.
+/// The state that `inspect.getcoroutinestate` asks for from Python 3.15 on.
 unsafe extern "C" fn cr_state<C: Coroutine>(
     object: *mut ffi::PyObject,
     _: *mut c_void,

@@ -54,7 +54,7 @@ struct State {
     /// The socket knows its peer: no address goes with what is sent.
     has_peer: bool,
     extra: Py<PyDict>,
-    /// What the socket is watched for.
+    /// The events that the socket is watched for.
     watched: Option<(Interest, Mode)>,
     /// The context that datagrams are delivered in; taken when reading (re)starts.
     read_context: Option<Py<PyAny>>,
@@ -255,7 +255,7 @@ impl DatagramTransport {
         enqueue(slf, data, target)
     }
 
-    /// What asyncio's `_read_ready` does, for all that has arrived.
+    /// Does what asyncio's `_read_ready` does, for all that has arrived.
     fn _read_ready(slf: &Bound<'_, Self>) -> PyResult<()> {
         read_batch(slf)
     }
@@ -450,7 +450,7 @@ impl Drop for DatagramTransport {
 }
 
 impl State {
-    /// What the socket is to be watched for.
+    /// The events that the socket is to be watched for.
     fn wanted(&self) -> Option<(Interest, Mode)> {
         match (self.started && self.attachment.is_reading(), self.blocked) {
             (true, false) => Some((Interest::READ, Mode::Edge)),

@@ -1,4 +1,4 @@
-//! What stream and datagram transports have in common: how one is attached to its socket and to its loop, and whether
+//! The common parts of stream and datagram transports: how one is attached to its socket and to its loop, and whether
 //! it reads.
 
 use std::cell::RefMut;

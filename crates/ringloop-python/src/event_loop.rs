@@ -39,7 +39,7 @@ pub(crate) struct Loop {
     state: Made<State>,
 }
 
-/// What a loop is made of.
+/// The parts of a loop.
 pub(crate) struct State {
     pub(crate) queue: GilCell<Queue>,
     pub(crate) watches: GilCell<Watches>,

@@ -29,11 +29,11 @@ use crate::support::{self, GilCell};
 
 /// The result of an operation.
 enum Outcome {
-    /// What was read.
+    /// The bytes that were read.
     Bytes(Vec<u8>),
     /// The number of bytes written.
     Count(u32),
-    /// What was opened.
+    /// The file that was opened.
     Opened(OwnedFd),
     Status(Box<FileStatus>),
     Nothing,
@@ -165,7 +165,7 @@ pub(crate) fn open<'py>(
     submit(event_loop, op, callback)
 }
 
-/// What stat(2) or lstat(2) returns.
+/// Returns what stat(2) or lstat(2) returns.
 pub(crate) fn stat<'py>(
     event_loop: &Bound<'py, Loop>,
     path: &[u8],

@@ -386,7 +386,7 @@ impl HandleRef {
         }
     }
 
-    /// What `run` has called, even if it was cancelled meanwhile. To be asked before `finish_run`.
+    /// The callback that `run` has called, even if it was cancelled meanwhile. To be asked before `finish_run`.
     pub(crate) fn callback(self, py: Python<'_>) -> Option<Bound<'_, PyAny>> {
         // SAFETY: the GIL is held, the handle is alive, and its callback is an object or null.
         unsafe { Bound::from_borrowed_ptr_or_opt(py, (*self.0.as_ptr()).callback) }

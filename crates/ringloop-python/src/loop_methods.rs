@@ -1,4 +1,4 @@
-//! What Python calls on a loop: the methods of `_core.Loop`.
+//! The methods of `_core.Loop`, which Python calls.
 
 mod fast_calls;
 mod metrics;
@@ -421,7 +421,7 @@ impl Loop {
         files::make_directory(slf, path, mode, callback)
     }
 
-    /// What the loop has done so far, in the order of `ringloop.Metrics`.
+    /// Returns what the loop has done so far, in the order of `ringloop.Metrics`.
     #[pyo3(signature = (*, reset_slowest))]
     fn _metrics<'py>(&self, py: Python<'py>, reset_slowest: bool) -> PyResult<Bound<'py, PyTuple>> {
         let snapshot = metrics::snapshot(py, self)?;

@@ -1,4 +1,4 @@
-//! What a loop counts about itself.
+//! The counters of a loop.
 //!
 //! The counters are plain loads and stores, because whoever writes them holds the GIL.
 
@@ -82,7 +82,7 @@ impl Idle {
     }
 }
 
-/// What a loop has counted and timed.
+/// The counts and times of a loop.
 pub(crate) struct Totals {
     pub(crate) turns: u64,
     pub(crate) callbacks: u64,
@@ -177,7 +177,7 @@ impl Meter {
         *self.reactor.get_mut(py) = counters;
     }
 
-    /// What has been counted and timed so far. `reactor` has the counters of a reactor that is not away.
+    /// Returns the counts and times so far. `reactor` has the counters of a reactor that is not away.
     pub(crate) fn totals(
         &self,
         py: Python<'_>,

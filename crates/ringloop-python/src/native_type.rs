@@ -17,7 +17,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 
-/// What every object of such a type begins with.
+/// The beginning of every object of such a type.
 #[repr(C)]
 pub(crate) struct Head {
     ob_base: ffi::PyObject,
@@ -25,7 +25,7 @@ pub(crate) struct Head {
     pub(crate) weak_references: *mut ffi::PyObject,
 }
 
-/// What a type is made of.
+/// The description of a type.
 pub(crate) struct NativeType {
     pub(crate) name: &'static CStr,
     pub(crate) doc: &'static CStr,
@@ -279,8 +279,8 @@ impl PendingException {
     }
 }
 
-/// What the collector keeps in front of each object (`PyGC_Head`, Include/internal/pycore_gc.h): two words, which are
-/// zero for an object that it doesn't track, in every version from Python 3.11 to 3.15.
+/// The size of the collector's header in front of each object (`PyGC_Head`, Include/internal/pycore_gc.h): two words,
+/// which are zero for an object that it doesn't track, in every version from Python 3.11 to 3.15.
 const HEADER_SIZE: usize = 2 * size_of::<usize>();
 
 /// Whether the objects of the running interpreter were seen to have such a header.
@@ -370,7 +370,7 @@ thread_local! {
     static WAITING: Cell<*mut ffi::PyObject> = const { Cell::new(ptr::null_mut()) };
 }
 
-/// What stands around the body of a type's `tp_dealloc`, which drops what the object refers to and frees its memory.
+/// A guard around the body of a type's `tp_dealloc`, which drops what the object refers to and frees its memory.
 pub(crate) struct EndOfLife {
     is_nested: bool,
 }

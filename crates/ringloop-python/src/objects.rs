@@ -209,7 +209,7 @@ where
     }
 }
 
-/// What becomes an object, as one of whatever type.
+/// Converts a value to an object of any type.
 fn any<'py, T>(py: Python<'py>, value: T) -> PyResult<Bound<'py, PyAny>>
 where
     T: IntoPyObject<'py>,

@@ -8,7 +8,7 @@ use ringloop_driver::Token;
 
 /// An operation that was submitted.
 pub(crate) struct Submitted {
-    /// What the result goes to.
+    /// The object that gets the result.
     pub(crate) operation: Py<PyAny>,
     /// Queued when the result is there.
     pub(crate) handle: Py<PyAny>,

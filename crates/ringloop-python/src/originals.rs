@@ -23,7 +23,7 @@ fn version_of(class: &Bound<'_, PyType>) -> u32 {
     unsafe { (*class.as_type_ptr()).tp_version_tag }
 }
 
-/// What was found out about a class.
+/// The findings about a class.
 pub(crate) struct Checked {
     /// The version of the class that was looked at last, and in the lowest bit what was found; 0 for nothing.
     state: AtomicU64,
@@ -36,8 +36,8 @@ impl Checked {
         }
     }
 
-    /// What `look` finds in the class. It is called where that may have changed. Only the last class is remembered: no two
-    /// classes ever have the same version.
+    /// Returns what `look` finds in the class. `look` is called where that may have changed. Only the last class is
+    /// remembered: no two classes ever have the same version.
     #[inline]
     pub(crate) fn find(
         &self,

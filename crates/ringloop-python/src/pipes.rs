@@ -39,7 +39,7 @@ static LOOP: Attribute = attribute!("_loop");
 static PIPE: Attribute = attribute!("_pipe");
 static PROTOCOL: Attribute = attribute!("_protocol");
 
-/// What waits to be written to a pipe. It has what asyncio's methods ask of their `bytearray`.
+/// The bytes that wait to be written to a pipe. The object has what asyncio's methods ask of their `bytearray`.
 #[pyclass(module = "ringloop._core", frozen)]
 #[derive(Default)]
 pub(crate) struct WriteBuffer {

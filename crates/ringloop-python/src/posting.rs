@@ -51,7 +51,8 @@ const SLEEP_NS_MAX: u64 = 5_000_000;
 const DOUBTFUL_SLEEP_NS_MAX: u64 = 2_000_000;
 /// Threads sleep in doubt while there is trust that this helps. Each time that it has helped adds one, up to this.
 const TRUST_MAX: u64 = 16;
-/// What a sleep in vain takes away. It may just have been too short: other threads want the GIL and the CPU, too.
+/// The trust that a sleep in vain takes away. It may just have been too short: other threads want the GIL and the CPU,
+/// too.
 const TRUST_LOST: u64 = 1;
 
 // The clock is read at the last of them.
@@ -62,7 +63,7 @@ thread_local! {
     static SLEPT_AT: Cell<(usize, u64)> = const { Cell::new((0, 0)) };
 }
 
-/// What has been posted to a loop. Written under the GIL, except for `wants_gil`.
+/// The callbacks that have been posted to a loop. Written under the GIL, except for `wants_gil`.
 #[derive(Default)]
 pub(crate) struct Posting {
     /// The turn that the loop was in at the last post, how many callbacks were posted in it, and until when threads may

@@ -1,4 +1,4 @@
-//! What waits for its turn: callbacks, transports that have something to do, and timers.
+//! The queue of what waits for its turn: callbacks, transports that have something to do, and timers.
 //!
 //! Nothing here knows what a transport is. The queue holds the object and the kind of its native type. The turn knows
 //! the types, and calls the right one.
@@ -17,7 +17,7 @@ use crate::handle::HandleRef;
 use crate::names::intern;
 use crate::objects;
 
-/// What a turn runs, in order of arrival.
+/// An entry that a turn runs, in order of arrival.
 pub(crate) enum Ready {
     Handle(HandleRef),
     /// One of asyncio's own handles: in debug mode, and for signals.
@@ -52,7 +52,7 @@ pub(crate) enum Reason {
     Ready(Readiness),
 }
 
-/// What a descriptor reported, as the transports need it.
+/// The readiness that a descriptor reported, as the transports need it.
 #[derive(Copy, Clone)]
 pub(crate) struct Readiness {
     pub(crate) readable: bool,

@@ -17,7 +17,7 @@ use pyo3::types::{PyString, PyType};
 use crate::native_type::{attribute, slot};
 use crate::objects;
 
-/// What the objects begin with.
+/// The beginning of the objects.
 #[repr(C)]
 struct Slotted {
     ob_base: ffi::PyObject,
@@ -41,7 +41,7 @@ struct MemberDescriptor {
 
 // Of CPython's C API (Include/cpython/object.h), in every version; PyO3 doesn't declare it.
 unsafe extern "C" {
-    /// What a class or its bases have by this name: borrowed, or null without an exception.
+    /// The attribute of this name that a class or its bases have: borrowed, or null without an exception.
     fn _PyType_Lookup(
         class: *mut ffi::PyTypeObject,
         name: *mut ffi::PyObject,

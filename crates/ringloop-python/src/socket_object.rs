@@ -42,7 +42,7 @@ static CLASS: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
 static USUAL: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
 /// Whether it has its own methods.
 static CHECKED: Checked = Checked::new();
-/// What native code does in place of `_socket.socket`'s methods and attributes.
+/// The methods and attributes of `_socket.socket` that native code takes the place of.
 const METHODS: [&str; 17] = [
     "__getattribute__",
     "_accept",
@@ -65,7 +65,7 @@ const METHODS: [&str; 17] = [
 /// Whether the objects of the running interpreter were seen to begin as `SocketObject` does.
 static IS_KNOWN: AtomicBool = AtomicBool::new(false);
 
-/// What the fields of a socket object say now.
+/// The current values of a socket object's fields.
 #[derive(Clone, Copy)]
 struct Fields {
     fd: c_int,
@@ -133,8 +133,8 @@ pub(crate) fn number(sock: &Bound<'_, PyAny>) -> PyResult<RawFd> {
     }
 }
 
-/// What `_socket.socket.fileno` says. It makes nothing that the collector tracks, so that it may be called while
-/// something is borrowed.
+/// Returns what `_socket.socket.fileno` returns. It makes nothing that the collector tracks, so that it may be called
+/// while something is borrowed.
 #[cold]
 fn ask_for_number(sock: &Bound<'_, PyAny>) -> PyResult<RawFd> {
     static METHOD: PyOnceLock<Py<PyAny>> = PyOnceLock::new();

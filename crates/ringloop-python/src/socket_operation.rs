@@ -36,7 +36,7 @@ use crate::watching;
 
 pub(crate) use self::object::add_to;
 
-/// What to do with the socket.
+/// The operation on the socket.
 #[derive(Copy, Clone, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// The argument is the number of bytes to receive at most.

@@ -125,7 +125,7 @@ pub(crate) fn limit_of(fields: &Fields<'_, '_>) -> PyResult<Option<usize>> {
     }
 }
 
-/// What a reader has received, all of it in its bytearray; None if the user has put something else there.
+/// The bytes that a reader has received, all of them in its bytearray; None if the user has put something else there.
 #[inline]
 pub(crate) fn buffer_of<'py>(
     fields: &Fields<'_, 'py>,

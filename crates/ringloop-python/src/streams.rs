@@ -62,7 +62,7 @@ impl Kind {
     }
 }
 
-/// What a coroutine of asyncio's does for us.
+/// The purpose of a coroutine of asyncio's.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Inner {
     /// All that is left: its result is ours.
@@ -77,7 +77,7 @@ struct StreamCall {
     head: Head,
     /// The reader, or the writer.
     stream: *mut ffi::PyObject,
-    /// What the method was given; null where that is nothing. What was collected so far, if all is to be read.
+    /// The method's argument; null where there is none. If all is to be read, the bytes that were collected so far.
     argument: *mut ffi::PyObject,
     /// The waiter or the future that was yielded, if it is ours.
     future: *mut ffi::PyObject,
@@ -323,7 +323,7 @@ unsafe extern "C" fn feed_data(
     })
 }
 
-/// What a step that could not wait for a future of ours comes to.
+/// The outcome of a step that could not wait for a future of ours.
 enum Progress<'py> {
     Return(Bound<'py, PyAny>),
     /// This future has to be done first.
@@ -372,8 +372,8 @@ fn incomplete<'py>(
     Ok(support::raised(&class.call1((partial, expected))?))
 }
 
-/// What `readuntil` and `readline` raise for a line beyond the limit. `readuntil` leaves it in the buffer; `readline`
-/// takes out all that is known to belong to it.
+/// The error that `readuntil` and `readline` raise for a line beyond the limit. `readuntil` leaves it in the buffer;
+/// `readline` takes out all that is known to belong to it.
 #[cold]
 fn too_long<'py>(
     reader: &Bound<'py, PyAny>,
@@ -714,7 +714,7 @@ fn exception_of<'py>(reader: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> 
     reader.call_method0(name)
 }
 
-/// What a step asks of the coroutine that is inside.
+/// The call that a step makes on the coroutine that is inside.
 type Resume<'a, 'py> = &'a dyn Fn(&Bound<'py, PyAny>) -> PyResult<Step<'py>>;
 
 /// Takes the next step, or has the coroutine that is inside take it.
@@ -933,7 +933,7 @@ impl Coroutine for StreamCall {
     }
 }
 
-/// What is awaited, for those who follow a chain of coroutines.
+/// The object that is awaited, for those who follow a chain of coroutines.
 unsafe extern "C" fn cr_await(object: *mut ffi::PyObject, _: *mut c_void) -> *mut ffi::PyObject {
     // SAFETY: called with the GIL for a live object of our type.
     unsafe {
@@ -956,7 +956,7 @@ unsafe fn is_emptied(py: Python<'_>, this: *mut StreamCall) -> PyResult<bool> {
     Ok(waiter.is_none())
 }
 
-/// What happens to a call that nobody refers to any longer, before its fields are dropped.
+/// Ends a call that nobody refers to any longer, before its fields are dropped.
 ///
 /// # Safety
 /// Called with the GIL for an object of our type that does not run.

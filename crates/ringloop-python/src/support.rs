@@ -1,5 +1,5 @@
-//! What the other modules share: state guarded by the GIL, the boundary between C and Rust, errors, and the Python
-//! objects that are looked up once.
+//! Helpers that the other modules share: state guarded by the GIL, the boundary between C and Rust, errors, and the
+//! Python objects that are looked up once.
 
 #![allow(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! What happens to a daemon thread that runs a loop when the interpreter exits.
+//! The end of a daemon thread that runs a loop when the interpreter exits.
 //!
 //! Up to Python 3.13, a thread that asks for the GIL after that is ended with pthread_exit(3), which unwinds its stack
 //! frame by frame. Rust's frames cannot be unwound in this way, so the process would abort while it exits. From Python

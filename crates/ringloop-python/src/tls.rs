@@ -51,7 +51,7 @@ impl Phase {
         (Self::Shutdown, "SHUTDOWN"),
     ];
 
-    /// What a member of the enumeration stands for.
+    /// The phase that a member of the enumeration stands for.
     fn of(value: &Bound<'_, PyAny>) -> PyResult<Self> {
         static MEMBERS: PyOnceLock<Vec<(Phase, Py<PyAny>)>> = PyOnceLock::new();
         let py = value.py();
@@ -459,7 +459,7 @@ fn call_asyncio<'py>(
         .call1(arguments)
 }
 
-/// What asyncio does with an exception of its reading and writing.
+/// Does what asyncio does with an exception of its reading and writing.
 #[cold]
 fn fatal_error(protocol: &Bound<'_, SSLProtocol>, error: PyErr) -> PyResult<()> {
     let py = protocol.py();

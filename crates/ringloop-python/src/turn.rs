@@ -353,7 +353,7 @@ fn wait(
     }
 }
 
-/// What is not a native handle outside of debug mode; kept out of the path of those.
+/// Runs an entry other than a native handle outside of debug mode; kept out of the path of those.
 #[inline(never)]
 fn run_one(event_loop: &Bound<'_, Loop>, ready: &Ready) -> PyResult<()> {
     let py = event_loop.py();

@@ -1,4 +1,5 @@
-//! What a native read of a stream waits for: a future that does only what a task, and asyncio's own streams, ask of one.
+//! The future that a native read of a stream waits for. It does only what a task, and asyncio's own streams, ask of
+//! one.
 //!
 //! It stands where asyncio has the future of `_wait_for_data`: in `StreamReader._waiter`, and behind the task. It follows
 //! the protocol of futures (`_asyncio_future_blocking`), by which asyncio recognizes every future that isn't its own. Its
@@ -35,7 +36,8 @@ use crate::objects::{self, New};
 use crate::scheduling::schedule_soon;
 use crate::support::{self, guard};
 
-/// What is enough for a read to go on with, and all that it will take. Small, because each idle connection has one.
+/// The data that is enough for a read to go on with, and all that it will take. Small, because each idle connection has
+/// one.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wanted {
     /// Whatever there is, up to a number of bytes.
@@ -81,7 +83,7 @@ impl Wanted {
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 enum State {
-    /// What zeroed memory says.
+    /// The state in zeroed memory.
     Pending = 0,
     Done,
     /// With an exception: `outcome` is a future of asyncio's that has it, and reports it if nobody asks.
@@ -124,7 +126,7 @@ struct Waiter {
     /// A list of further callbacks with their contexts; null if there are none.
     others: *mut ffi::PyObject,
     outcome: *mut ffi::PyObject,
-    /// What was received for the read that waits; null if nothing was, or if it went to the buffer.
+    /// The bytes that were received for the read that waits; null if there are none, or if they went to the buffer.
     bytes: *mut ffi::PyObject,
     wanted: Wanted,
     /// The reader's limit, or the greatest number.
@@ -363,7 +365,7 @@ pub(crate) fn wake(waiter: &Bound<'_, PyAny>) -> PyResult<()> {
     }
 }
 
-/// What the await of a waiter gives to a coroutine that is resumed: its exception, if it has one.
+/// The outcome of a waiter for the coroutine that awaits it: its exception, if it has one.
 pub(crate) fn outcome(waiter: &Bound<'_, PyAny>) -> PyResult<()> {
     let py = waiter.py();
     // SAFETY: as above.

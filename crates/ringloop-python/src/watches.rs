@@ -32,13 +32,13 @@ pub(crate) enum Watch {
 /// The callbacks of one descriptor.
 #[derive(Default)]
 struct Callbacks {
-    /// What the descriptor was registered as, if not by its number.
+    /// The object that the descriptor was registered by, if not by its number.
     file: Option<Py<PyAny>>,
     reader: Option<Callback>,
     writer: Option<Callback>,
 }
 
-/// What runs when a descriptor is ready for one direction.
+/// The callback that runs when a descriptor is ready for one direction.
 struct Callback {
     handle: Py<PyAny>,
     /// The last turn that it was queued for.
@@ -65,19 +65,19 @@ enum Owner {
     Transport(Listed),
 }
 
-/// What is known of one descriptor number.
+/// The state of one descriptor number.
 #[derive(Default)]
 struct Entry {
     /// The last registration of this number. The kernel has dropped it if the file was closed.
     registration: Option<Registration>,
     owner: Owner,
-    /// What the kernel was last asked to report.
+    /// The events that the kernel was last asked to report.
     told: Option<(Interest, Mode)>,
     /// It is a `Mode::OneShot` that has reported, and reports nothing more until it is changed.
     rests: bool,
 }
 
-/// What has lost its place in the tables.
+/// The objects that have lost their places in the tables.
 #[derive(Default)]
 pub(crate) struct Displaced {
     handle: Option<Py<PyAny>>,
@@ -625,7 +625,7 @@ impl Owner {
 }
 
 impl Entry {
-    /// What to tell the kernel so that it watches for a callback's direction, too.
+    /// The interest and the mode that let the kernel watch for a callback's direction, too.
     fn wanted(&self, own: Interest, for_writing: bool, mode: Mode) -> (Interest, Mode) {
         match (&self.owner, self.told) {
             (Owner::Callbacks(callbacks), told) if callbacks.get(!for_writing).is_some() => {
@@ -664,7 +664,7 @@ impl Listed {
         }
     }
 
-    /// What is queued when the socket reports something.
+    /// The entry that is queued when the socket reports something.
     fn ready(&self, py: Python<'_>, readiness: Readiness) -> Ready {
         // SAFETY: the transport takes itself out of the tables before it goes, so the pointer is live; the GIL is held.
         // It was listed by the kind of its type.

@@ -21,7 +21,7 @@ use std::time::Instant;
 const HORIZON_NS: u64 = 10_000_000_000;
 const BUSY_TIMEOUTS: usize = 1_000;
 
-/// What each contestant must offer. A value has the size of a pointer, like those that event loops store.
+/// The interface of each contestant. A value has the size of a pointer, like those that event loops store.
 trait Queue: Default {
     type Key;
     fn insert(&mut self, deadline_ns: u64, value: usize) -> Self::Key;

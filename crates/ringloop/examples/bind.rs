@@ -13,7 +13,7 @@ use socket2::SockRef;
 /// Times making and closing listeners, and prints a line of JSON: {"operations": N, "ns": total}.
 #[derive(Parser)]
 struct Arguments {
-    /// What one operation is.
+    /// The operation to time.
     #[arg(long, value_enum, default_value_t = Mode::Listen)]
     mode: Mode,
     /// How many operations.

@@ -43,7 +43,7 @@ const NAME_MAX: usize = 20;
 /// How long somebody may take to enter a name, and to read the last messages after leaving.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What connections send to the room.
+/// A message of a connection to the room.
 enum Event {
     /// Somebody wants to join. The answer is the new member's number, or `None` if another member has that name.
     Join {

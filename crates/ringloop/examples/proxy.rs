@@ -31,7 +31,7 @@ struct Arguments {
     connect_timeout: u64,
 }
 
-/// What the proxy has done, over all workers.
+/// Counters of the proxy, over all workers.
 #[derive(Default)]
 struct Counters {
     passed_on: AtomicU64,

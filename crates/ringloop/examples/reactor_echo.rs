@@ -59,13 +59,13 @@ struct Server {
 
 struct Connection {
     stream: TcpStream,
-    /// What the peer has not read yet. Until it has, nothing more is read from it.
+    /// The bytes that the peer has not read yet. Until it has, nothing more is read from it.
     unsent: Vec<u8>,
     /// The peer has finished sending, so that no further event will announce the end.
     peer_finished: bool,
 }
 
-/// What to do about a connection next.
+/// The next step for a connection.
 enum Next {
     AwaitEvent,
     ReadAgain,

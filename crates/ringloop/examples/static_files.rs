@@ -50,7 +50,7 @@ struct Arguments {
 
 /// How much of a file is in memory per client, in bytes.
 const PIECE_BYTES: u64 = 64 * 1024;
-/// What need not be escaped in a segment of a URL.
+/// The characters that need no escape in a segment of a URL.
 const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'.')
@@ -60,7 +60,7 @@ const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC
 type Pieces = Pin<Box<dyn Stream<Item = io::Result<Frame<Bytes>>>>>;
 type Body = Either<Full<Bytes>, StreamBody<Pieces>>;
 
-/// What a path leads to.
+/// The file or folder that a path leads to.
 enum Found {
     File {
         file: File,

@@ -13,7 +13,7 @@ use crate::tls::TlsStream;
 #[cfg(all(feature = "tls", any(feature = "futures-io", feature = "tokio")))]
 use crate::tls::{TlsReadHalf, TlsWriteHalf};
 
-/// What all adapters call, whichever type the connection has.
+/// The calls that all adapters make, whichever type the connection has.
 trait Transfer {
     fn poll_read_into(
         &self,

@@ -37,7 +37,7 @@ pub fn now_ns() -> u64 {
 pub struct Ticks {
     /// Whether the time stamp counter is read, rather than the clock.
     stamps: bool,
-    /// What counter and clock showed at the same moment.
+    /// The readings of counter and clock at the same moment.
     first: u64,
     first_ns: u64,
 }

@@ -1,4 +1,4 @@
-//! What a runtime counts, and how other threads read it.
+//! The counters of a runtime, and how other threads read them.
 //!
 //! A runtime counts in plain cells, and publishes a copy once per turn with relaxed stores. Other threads only read the
 //! copy. So counting has no measurable cost, and reading does not disturb the workers.
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::clock;
 use crate::reactor;
 
-/// What a runtime has done since it was created. Times are in nanoseconds.
+/// Counts of what a runtime has done since it was created. Times are in nanoseconds.
 ///
 /// ```
 /// use ringloop::{Pool, PoolConfig};

@@ -153,7 +153,7 @@ impl Pool {
         &self.workers[worker].handle
     }
 
-    /// What each worker has done so far, see [`Handle::metrics`].
+    /// Returns what each worker has done so far, see [`Handle::metrics`].
     pub fn metrics(&self) -> Vec<Metrics> {
         let metrics = |worker: &Worker| worker.handle.metrics();
         self.workers.iter().map(metrics).collect()

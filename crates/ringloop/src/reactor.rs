@@ -46,7 +46,7 @@ impl ReactorConfig {
     }
 }
 
-/// What a reactor has done since it was created. Times are in nanoseconds.
+/// Counts of what a reactor has done since it was created. Times are in nanoseconds.
 #[derive(Debug, Clone, Copy, Default)]
 #[non_exhaustive]
 pub struct ReactorCounters {
@@ -166,7 +166,7 @@ impl Reactor {
         self.policy.choose(busy_poll, usable_cpus());
     }
 
-    /// What the reactor has done so far.
+    /// Returns the counts of what the reactor has done so far.
     pub fn counters(&self) -> ReactorCounters {
         let waits = self.policy.counters();
         ReactorCounters {

@@ -250,7 +250,7 @@ impl Runtime {
         &self.reason
     }
 
-    /// What the runtime has done so far.
+    /// Returns what the runtime has done so far.
     pub fn metrics(&self) -> Metrics {
         let mut metrics = self.shared.counters();
         self.shared.remote.metrics.add_times(&mut metrics);

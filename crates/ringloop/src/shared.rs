@@ -1,4 +1,5 @@
-//! What a runtime shares with its tasks and I/O objects, and how they find it: at most one runtime runs in a thread.
+//! The state that a runtime shares with its tasks and I/O objects, and how they find it: at most one runtime runs in a
+//! thread.
 //!
 //! [`Runtime`](crate::Runtime) owns it and runs the turns. Whatever waits (sources, operations, timers) holds a
 //! reference, and fails instead of waiting if another runtime runs in the thread.
@@ -68,7 +69,7 @@ impl Drop for Current {
     }
 }
 
-/// What a runtime shares with its tasks and I/O objects.
+/// The state that a runtime shares with its tasks and I/O objects.
 pub(crate) struct Shared {
     /// `None` when the runtime has ended.
     reactor: RefCell<Option<Reactor>>,

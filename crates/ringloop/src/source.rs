@@ -1,4 +1,4 @@
-//! What futures use to wait: watched descriptors, and operations in flight.
+//! Sources that futures wait for: watched descriptors, and operations in flight.
 
 #![allow(unsafe_code)]
 

@@ -1,5 +1,5 @@
-//! What the standard library does not offer in the form that is needed here: some system calls, and the processor's
-//! time stamp counter.
+//! Calls that the standard library does not offer in the form that is needed here: some system calls, and the
+//! processor's time stamp counter.
 
 #![allow(unsafe_code)]
 
@@ -178,8 +178,8 @@ pub(crate) fn is_out_of_descriptors(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
 
-/// What [`restore_default`] has taken the place of, by signal. There is no lock, because a child after fork(2) might wait
-/// for it forever.
+/// The actions that [`restore_default`] has taken the place of, by signal. There is no lock, because a child after
+/// fork(2) might wait for it forever.
 #[cfg(feature = "runtime")]
 static REPLACED: [AtomicPtr<libc::sigaction>; SIGNALS] =
     [const { AtomicPtr::new(ptr::null_mut()) }; SIGNALS];

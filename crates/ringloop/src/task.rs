@@ -31,7 +31,7 @@ use state::{Begin, State};
 /// A task of any type, as the run queue stores it.
 pub(crate) type Runnable = Arc<dyn Run>;
 
-/// What a runtime does with its tasks.
+/// The operations of a runtime on its tasks.
 pub(crate) trait Run: Send + Sync {
     /// Polls the task once, unless it has ended. Returns true if it ended in this call, which happens once in the life
     /// of a task.
@@ -322,7 +322,7 @@ impl<F: Future + 'static, S: Schedule> Wake for Task<F, S> {
     }
 }
 
-/// What a [`JoinHandle`] asks of its task.
+/// The operations of a [`JoinHandle`] on its task.
 trait Join<T>: Send + Sync {
     fn poll_outcome(&self, context: &mut Context<'_>) -> Poll<Result<T, JoinError>>;
     fn abort(self: Arc<Self>);

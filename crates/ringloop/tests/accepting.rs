@@ -1,4 +1,5 @@
-//! What listeners promise: to clients that leave early, to several tasks, and to other listeners on the same address.
+//! The promises of listeners: to clients that leave early, to several tasks, and to other listeners on the same
+//! address.
 
 mod common;
 

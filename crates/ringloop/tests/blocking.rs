@@ -1,4 +1,5 @@
-//! What blocking calls promise if their callers are dropped, if results panic when they are dropped, and after fork(2).
+//! The promises of blocking calls if their callers are dropped, if results panic when they are dropped, and after
+//! fork(2).
 
 mod common;
 

@@ -19,7 +19,7 @@ use ringloop::time::timeout;
 use ringloop::{Runtime, spawn};
 use socket2::SockRef;
 
-/// What is written, in pieces of these sizes, and with which call.
+/// A write, in pieces of these sizes, and its call.
 #[derive(Clone, Debug)]
 struct Write {
     sizes: Vec<usize>,
@@ -36,7 +36,7 @@ enum Call {
     TryWrite,
 }
 
-/// What is read into.
+/// The buffer that is read into.
 #[derive(Clone, Debug)]
 enum Read {
     /// The end of a vector that is not empty, with this much room.

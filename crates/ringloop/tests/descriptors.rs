@@ -133,7 +133,7 @@ fn a_send_that_is_forgotten_writes_to_no_other_connection() {
     });
 }
 
-/// What a plain listener in another thread sees, which knows nothing of the runtime.
+/// The view of a plain listener in another thread, which knows nothing of the runtime.
 #[test]
 fn listeners_of_another_thread_lose_nothing_to_those_that_are_dropped() {
     let _alone = alone();

@@ -1,4 +1,4 @@
-//! What a child after fork(2) may do with its parent's reactor and runtime: nothing that the parent notices.
+//! A child after fork(2), and its parent's reactor and runtime: it may do nothing that the parent notices.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! What docs/rust.md promises and no other test covers.
+//! The promises of docs/rust.md that no other test covers.
 
 mod common;
 

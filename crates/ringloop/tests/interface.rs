@@ -43,7 +43,7 @@ fn sockets_are_made_only_of_what_can_be_made_non_blocking() {
     check!(TcpListener TcpStream UdpSocket UnixDatagram UnixListener UnixStream);
 }
 
-/// What is passed between threads may be, and what belongs to one thread may not.
+/// The types that are passed between threads are `Send`, and those that belong to one thread are not.
 #[test]
 fn types_are_bound_to_threads_as_documented() {
     macro_rules! check {

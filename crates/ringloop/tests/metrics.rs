@@ -1,4 +1,4 @@
-//! What runtimes count, on both backends: everything that was done, and no more time than has passed.
+//! The counts of runtimes, on both backends: everything that was done, and no more time than has passed.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! What a pool promises, on both backends.
+//! The promises of a pool, on both backends.
 
 mod common;
 

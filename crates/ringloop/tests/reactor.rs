@@ -1,4 +1,4 @@
-//! What an event loop may rely on when it waits with a [`Reactor`], on each backend that this
+//! The promises of a [`Reactor`] to an event loop that waits with it, on each backend that this
 //! machine grants.
 
 use ringloop::driver::{BackendChoice, BackendKind, Event, Interest, Mode};

@@ -1,4 +1,4 @@
-//! What the runtime promises, on both backends.
+//! The promises of the runtime, on both backends.
 
 mod common;
 

@@ -34,7 +34,7 @@ pub(crate) struct Account {
     mark: Option<String>,
 }
 
-/// What /proc reports, summed over all processes. Times include those of ended children that were waited for.
+/// The figures of /proc, summed over all processes. Times include those of ended children that were waited for.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Details {
     /// The processes, in ascending order.
@@ -48,8 +48,9 @@ pub(crate) struct Details {
     kinship: HashMap<i32, Kinship>,
 }
 
-/// What shows whether a process that has ended was waited for. The kernel adds the minor page faults of such a process to its
-/// parent's where it adds the CPU time, and /proc rounds only the latter. A process can't start without a page fault.
+/// The evidence for whether a process that has ended was waited for. The kernel adds the minor page faults of such a
+/// process to its parent's where it adds the CPU time, and /proc rounds only the latter. A process can't start without
+/// a page fault.
 #[derive(Clone, Copy, Debug)]
 struct Kinship {
     parent: i32,
@@ -245,7 +246,7 @@ impl Account {
         pids.iter().zip(waited).filter_map(time).collect()
     }
 
-    /// What /proc reports now.
+    /// Reads the figures of /proc.
     pub(crate) fn details(&self) -> Result<Details, NoProcess> {
         let (pids, kinship) = self.everything();
         let mut all = Details {

@@ -174,7 +174,7 @@ impl Workload {
     }
 }
 
-/// What to run.
+/// The workload to run.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Workload {
     /// Messages that an echo server sends back, on many connections: framed and checked, or endless streams
@@ -222,7 +222,7 @@ pub(crate) enum Workload {
     #[command(after_long_help = CEILING_HELP)]
     Ceiling(Ceiling),
 
-    /// What a server's processes cost while generators on other machines load it
+    /// The cost of a server's processes while generators on other machines load it
     ///
     /// Prints "accounting" when it is ready, reads from stdin when the warm-up begins (as with --start-on-stdin), and prints what the window
     /// after it cost: "server" in the result.
@@ -331,7 +331,7 @@ pub(crate) struct Load {
     pub(crate) pipeline: u32,
 }
 
-/// What an echo server is sent.
+/// The data that an echo server is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Mode {
@@ -355,11 +355,11 @@ pub(crate) struct Echo {
     #[serde(flatten)]
     pub(crate) size: Size,
 
-    /// What to send
+    /// The data to send
     #[arg(long, value_enum, default_value_t = Mode::Framed)]
     pub(crate) mode: Mode,
 
-    /// What a stream repeats
+    /// The text that a stream repeats
     #[arg(long, value_name = "TEXT", default_value = "hello world", value_parser = parse_message)]
     pub(crate) message: String,
 
@@ -383,12 +383,12 @@ pub(crate) struct Discard {
     #[serde(flatten)]
     pub(crate) load: Load,
 
-    /// What a stream repeats
+    /// The text that a stream repeats
     #[arg(long, value_name = "TEXT", default_value = "hello world", value_parser = parse_message)]
     pub(crate) message: String,
 }
 
-/// What connections are for, other than requests one after the other.
+/// The use of connections, other than for requests one after the other.
 #[derive(Args, Clone, Copy, Debug, Serialize)]
 pub(crate) struct Connecting {
     /// Send one message or request on each connection, close it, and open another one in its place. An operation is the whole cycle, from
@@ -556,7 +556,7 @@ pub(crate) enum Protocol {
 
 #[derive(Args, Clone, Debug, Serialize)]
 pub(crate) struct Ceiling {
-    /// What to load the responder with
+    /// The protocol to load the responder with
     #[arg(value_enum)]
     pub(crate) protocol: Protocol,
 

@@ -50,11 +50,11 @@ pub(crate) struct Connection<P> {
     /// The server has announced that it will close the connection.
     pub(crate) closing: bool,
     pub(crate) partial: P,
-    /// What came in answer to the greeting.
+    /// The bytes that came in answer to the greeting.
     pub(crate) heard: Vec<u8>,
     /// When opening the connection began, when something last came (streams), or when the server announced the close.
     pub(crate) since_ns: u64,
-    /// What was answered in the window: requests, or bytes (streams).
+    /// The operations that were answered in the window: requests, or bytes (streams).
     pub(crate) operations: u64,
 }
 

@@ -20,7 +20,7 @@ const SETTLING_NS: u64 = 50_000_000;
 /// How often to look whether stdin has said when to start.
 const LOOK_NS: u64 = 1_000_000;
 
-/// What is recorded of a run, apart from the measurements of its threads.
+/// The record of a run, apart from the measurements of its threads.
 #[derive(Debug, Default)]
 pub(crate) struct Record {
     pub(crate) readings: Readings,

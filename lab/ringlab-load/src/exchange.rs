@@ -24,7 +24,7 @@ pub(crate) trait Exchange {
     /// Whether the server may send frames that answer no request. `take` skips them, and gets them even if nothing was asked.
     const CONTROL_FRAMES: bool = false;
 
-    /// What a new connection sends first, before any request. Empty if the protocol needs nothing.
+    /// The bytes that a new connection sends first, before any request. Empty if the protocol needs nothing.
     fn greeting(&mut self, _connection: u32) -> &[u8] {
         &[]
     }
@@ -73,7 +73,7 @@ pub(crate) trait Exchange {
 pub(crate) struct Greeted {
     /// The length of the answer.
     pub(crate) bytes: usize,
-    /// What to send in reply, if anything. It is short, so that an idle socket takes it at once.
+    /// The bytes to send in reply, if any. They are short, so that an idle socket takes them at once.
     pub(crate) reply: &'static [u8],
 }
 
@@ -319,7 +319,7 @@ impl Discarded {
 }
 
 impl Exchange for Discarded {
-    /// What has come of the count.
+    /// The digits of the count that have come.
     type Partial = Vec<u8>;
 
     const STREAMING: bool = true;

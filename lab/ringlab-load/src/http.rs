@@ -24,7 +24,7 @@ const TOGETHER_BYTES: usize = 256 * 1024;
 /// Bodies of requests repeat these bytes.
 const SENT: &[u8] = b"0123456789abcdef";
 
-/// What responses must be like, besides their status of 200.
+/// The requirements on responses, besides their status of 200.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Expected {
     /// The body. `None` for any.

@@ -175,7 +175,7 @@ impl<'a> Received<'a> {
     }
 }
 
-/// What has come of the responses to the requests in flight.
+/// The parts that have come of the responses to the requests in flight.
 #[derive(Debug, Default)]
 pub(crate) struct Responses {
     /// Of a frame that hasn't come as a whole.

@@ -22,7 +22,7 @@ pub(crate) struct Tls {
     session: ClientConnection,
 }
 
-/// What one call received.
+/// The result of one call that receives.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Received {
     /// 0 if the server has closed the connection.
@@ -126,7 +126,7 @@ impl Tls {
         Ok(())
     }
 
-    /// What is decrypted goes to the beginning of the buffer.
+    /// Receives encrypted data, and puts the decrypted data at the beginning of the buffer.
     fn receive(&mut self, buffer: &mut [u8]) -> io::Result<Received> {
         let (plain, encrypted) = buffer.split_at_mut(buffer.len() / 2);
         let mut more = true;

@@ -1,8 +1,8 @@
-//! What one thread of the generator has measured.
+//! The measurements of one thread of the generator.
 
 use crate::latencies::Latencies;
 
-/// What a thread has measured.
+/// The measurements of a thread.
 #[derive(Debug)]
 pub(crate) struct Measured {
     /// From the instant at which a request was sent.

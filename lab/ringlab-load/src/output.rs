@@ -1,4 +1,4 @@
-//! What the generator prints: one JSON object per line on stdout.
+//! The output of the generator: one JSON object per line on stdout.
 
 use std::io::{self, Write};
 use std::process;

@@ -21,7 +21,7 @@ const REQUEST_END: &[u8] = b"\r\n\r\n";
 /// One connection of a thread.
 struct Client {
     stream: TcpStream,
-    /// What is still to be sent.
+    /// The bytes that are still to be sent.
     unsent: Vec<u8>,
     /// How many bytes of [`REQUEST_END`] the received bytes end with.
     matched: usize,

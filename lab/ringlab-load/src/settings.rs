@@ -38,7 +38,7 @@ pub(crate) struct Settings {
     /// How long to poll for events before sleeping.
     pub(crate) spin_ns: u64,
     pub(crate) account: Vec<i32>,
-    /// What marks further processes of the server, as NAME=VALUE.
+    /// The mark of further processes of the server, as NAME=VALUE.
     pub(crate) account_mark: Option<String>,
     /// Print the histograms.
     pub(crate) hdr: bool,

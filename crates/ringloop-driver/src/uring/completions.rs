@@ -8,7 +8,7 @@ use crate::op::{SENT_BY_COPY, SENT_WITHOUT_COPY};
 use crate::table::{Course, Owner, Table, Watch};
 use crate::token::Token;
 
-/// What the kernel reports of a descriptor without being asked.
+/// The events of a descriptor that the kernel reports without being asked.
 const UNASKED: u32 = (libc::EPOLLERR | libc::EPOLLHUP) as u32 | libc::POLLNVAL as u32;
 
 /// Set in the result of a notification if the kernel has copied the data (`IORING_NOTIF_USAGE_ZC_COPIED`).

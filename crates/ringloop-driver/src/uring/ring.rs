@@ -67,7 +67,7 @@ impl Ring {
         })
     }
 
-    /// What the kernel grants, as one line of text.
+    /// The features that the kernel grants, as one line of text.
     pub(super) fn description(&self) -> &str {
         &self.description
     }

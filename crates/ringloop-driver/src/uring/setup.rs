@@ -77,10 +77,10 @@ pub(super) const SETUPS_SQ_POLL: &[Setup] = &[Setup {
 /// How long the kernel's submission thread spins before it sleeps.
 const SQ_POLL_IDLE_MS: u32 = 10;
 
-/// What a ring was granted.
+/// A ring, and the features that it was granted.
 pub(super) struct Granted {
     pub(super) ring: IoUring,
-    /// What was granted, as one line of text.
+    /// The features, as one line of text.
     pub(super) description: String,
     /// Whether the kernel can send without copying.
     pub(super) sends_zero_copy: bool,

@@ -1,5 +1,5 @@
-//! What an operation must not do: start after its cancel, hold a socket that was released, expose uninitialised memory,
-//! wait when it is told not to.
+//! The limits of an operation: it must not start after its cancel, hold a socket that was released, expose
+//! uninitialised memory, or wait when it is told not to.
 
 use std::fs::File;
 use std::io::{Read, Write};

@@ -292,7 +292,7 @@ fn under_a_plan_a_watch_reports_what_the_kernel_finds_and_late() {
     assert!(seen[0].token() == watch && seen[0].readiness().is_readable());
 }
 
-/// What a script hands to the user of a driver is a descriptor of its own, or none.
+/// A script hands a descriptor of its own to the user of a driver, or none.
 #[test]
 fn a_script_never_invents_a_descriptor() {
     let open = || Op::OpenAt {

@@ -1,4 +1,4 @@
-//! What every test needs: drivers, pairs of sockets, and waiting for an event.
+//! The basics of every test: drivers, pairs of sockets, and waiting for an event.
 
 use std::collections::HashSet;
 use std::fs::File;

@@ -35,7 +35,7 @@ fn byte(from: usize, index: usize) -> u8 {
     (index % 251) as u8 ^ (from as u8 + 1) << 3
 }
 
-/// What was submitted.
+/// The kind of what was submitted.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Kind {
     Recv,

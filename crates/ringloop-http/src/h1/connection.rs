@@ -48,7 +48,7 @@ pub enum Event {
     Over,
 }
 
-/// What to read next.
+/// The part of a message to read next.
 #[derive(Debug)]
 enum Reading {
     Head,
@@ -59,7 +59,7 @@ enum Reading {
     Over,
 }
 
-/// What to write next.
+/// The part of a message to write next.
 #[derive(Clone, Copy, Debug)]
 enum Writing {
     /// The head of a response, if there is a request.

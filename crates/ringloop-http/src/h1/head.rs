@@ -21,7 +21,7 @@ pub struct Field {
     pub known: Option<Known>,
 }
 
-/// What the head of a request says, apart from its fields. Spans are relative to the first byte of the head.
+/// The contents of a request's head, apart from its fields. Spans are relative to the first byte of the head.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Facts {
     /// The method.
@@ -66,7 +66,7 @@ impl Facts {
         }
     }
 
-    /// What follows the first question mark of the target.
+    /// The part of the target after its first question mark.
     pub fn query<'a>(&self, head: &'a [u8]) -> &'a [u8] {
         self.query.of(head)
     }
@@ -235,7 +235,7 @@ fn has_other_version(bytes: &[u8]) -> bool {
             if major.is_ascii_digit() && minor.is_ascii_digit())
 }
 
-/// What the fields say that control framing and the connection.
+/// The values of the fields that control framing and the connection.
 #[derive(Default)]
 #[allow(
     clippy::struct_excessive_bools,

@@ -1,4 +1,4 @@
-//! What a request may be at most.
+//! The limits of a request.
 
 use std::mem::MaybeUninit;
 

@@ -38,7 +38,7 @@ pub struct ResponseHead<'a> {
     finished: bool,
 }
 
-/// What is known of a response head that is not finished. [`ResponseHead::park`] gives it to a caller that has to wait
+/// The state of a response head that is not finished. [`ResponseHead::park`] gives it to a caller that has to wait
 /// before it knows whether the body is complete.
 #[derive(Clone, Copy, Debug)]
 #[allow(

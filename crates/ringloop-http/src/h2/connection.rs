@@ -438,7 +438,7 @@ impl Connection {
     /// Send a piece of a response's body. The `last` piece finishes the response. Once all of it is on its way, the
     /// stream does not exist any more, and has no more events, even if the request's body was not received completely.
     ///
-    /// What the client has not made room for is buffered. If [`buffered`](Connection::buffered) is not 0, the
+    /// Bytes for which the client has not made room are buffered. If [`buffered`](Connection::buffered) is not 0, the
     /// application should wait for [`Event::Drained`].
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! What a connection reports.
+//! The events of a connection.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use bytes::Bytes;
 use super::request::Request;
 use crate::h1::Fault;
 
-/// What happened on a connection. `stream` is the number of a stream.
+/// An event on a connection. `stream` is the number of a stream.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Event {
@@ -25,7 +25,7 @@ pub enum Event {
     Refused {
         /// Its stream.
         stream: u32,
-        /// What is wrong with it.
+        /// The fault.
         fault: Fault,
     },
     /// A part of a request's body. Only the last part can be empty. Call [`Connection::release`](super::Connection::release) when the application

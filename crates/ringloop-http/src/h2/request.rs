@@ -22,7 +22,7 @@ pub struct Request {
     expects_continue: bool,
 }
 
-/// What happens to an invalid request.
+/// The reaction to an invalid request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refused {
     /// Its stream is reset.
@@ -167,7 +167,7 @@ impl Request {
         self.target().map_or("", PathAndQuery::path)
     }
 
-    /// What follows the first question mark of the target.
+    /// The part of the target after its first question mark.
     pub fn query(&self) -> &str {
         self.target()
             .and_then(PathAndQuery::query)

@@ -10,7 +10,7 @@ use tungstenite::protocol::{Role, WebSocket, WebSocketConfig};
 
 use super::pieces;
 
-/// What a server receives.
+/// An event that a server receives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Heard {
     Text(String),
@@ -48,7 +48,7 @@ pub(crate) fn compressing(deflate: Deflate) -> Connection {
         .unwrap()
 }
 
-/// What `connection` receives when a client sends `pieces`.
+/// Returns what `connection` receives when a client sends `pieces`.
 pub(crate) fn listen<'a>(
     mut connection: Connection,
     pieces: impl IntoIterator<Item = &'a [u8]>,
@@ -134,7 +134,7 @@ impl io::Write for Socket<'_> {
     }
 }
 
-/// What tungstenite's server receives, and whether it failed.
+/// Returns what tungstenite's server receives, and whether it failed.
 fn listen_by_tungstenite(input: &[u8]) -> (Vec<Heard>, bool) {
     let config = WebSocketConfig::default()
         .max_message_size(Some(MESSAGE_BYTES))

@@ -55,7 +55,7 @@ thread_local! {
     static BURST: Cell<Burst> = const { Cell::new(NO_BURST) };
 }
 
-/// What the kernel can do with a file without waiting.
+/// The operations on a file that the kernel can do without waiting.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 enum Ability {
@@ -99,7 +99,7 @@ static FORKS: AtomicU64 = AtomicU64::new(0);
 // linux/magic.h
 const RAMFS_MAGIC: i64 = 0x8584_58f6;
 
-/// What a direct transfer came to.
+/// The outcome of a direct transfer.
 enum Transferred {
     Bytes(usize),
     WouldWait,
@@ -300,7 +300,7 @@ struct Memory(*mut u8, usize);
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// What follows the first `done` bytes, of which there must be as many.
+    /// The bytes after the first `done`, of which there must be as many.
     fn rest(&self, done: usize) -> libc::iovec {
         libc::iovec {
             iov_base: self.0.wrapping_add(done).cast(),

@@ -26,7 +26,7 @@ const REMOTE: [&str; 16] = [
 static KNOWN: Mutex<Vec<(u64, bool)>> = Mutex::new(Vec::new());
 const KNOWN_MAX: usize = 64;
 
-/// What is known of an open file without asking anybody.
+/// The properties of an open file that are known without asking anybody.
 #[derive(Clone, Copy)]
 pub(super) struct Glance {
     pub(super) is_regular: bool,

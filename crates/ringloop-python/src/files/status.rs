@@ -14,7 +14,7 @@ pub(super) fn flags(follow: bool) -> i32 {
     libc::AT_NO_AUTOMOUNT | if follow { 0 } else { libc::AT_SYMLINK_NOFOLLOW }
 }
 
-/// What `os.stat` makes of it.
+/// Makes the object that `os.stat` would return.
 pub(super) fn to_python<'py>(py: Python<'py>, status: &FileStatus) -> PyResult<Bound<'py, PyAny>> {
     static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     let class = CLASS.get_or_try_init(py, || {

@@ -83,7 +83,7 @@ impl Lines {
     }
 }
 
-/// What is logged of a request.
+/// The values of a request that are logged.
 pub(super) struct Entry<'py> {
     client: Option<(Bound<'py, PyString>, u16)>,
     method: Bound<'py, PyString>,
@@ -93,8 +93,8 @@ pub(super) struct Entry<'py> {
 }
 
 impl<'py> Entry<'py> {
-    /// What a scope says; None if the application has changed it to something out of the ordinary, or if the line would
-    /// not be ASCII: a stream that can't encode it would lose the lines that are written with it.
+    /// Returns the values of a scope; None if the application has changed it to something out of the ordinary, or if
+    /// the line would not be ASCII: a stream that can't encode it would lose the lines that are written with it.
     pub(super) fn of(scope: &Bound<'py, PyDict>) -> Option<Self> {
         let py = scope.py();
         let item = |name| scope.get_item(name).ok().flatten();

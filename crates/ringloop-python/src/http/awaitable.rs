@@ -34,7 +34,7 @@ struct Channel {
 struct Exchange {
     head: Head,
     request: *mut ffi::PyObject,
-    /// What to send; null to receive, and when it has been taken.
+    /// The message to send; null to receive, and when it has been taken.
     message: *mut ffi::PyObject,
     /// The future that was yielded; null if nothing is waited for but the next turn.
     future: *mut ffi::PyObject,
@@ -343,7 +343,7 @@ unsafe extern "C" fn send_name(_: *mut ffi::PyObject, _: *mut c_void) -> *mut ff
     guard(|py| Ok(objects::string(py, "send")?.into_any()))
 }
 
-/// What says that a call gives a coroutine: `inspect.iscoroutinefunction` asks for it from Python 3.12 on.
+/// The mark that says that a call gives a coroutine: `inspect.iscoroutinefunction` asks for it from Python 3.12 on.
 unsafe extern "C" fn coroutine_mark(_: *mut ffi::PyObject, _: *mut c_void) -> *mut ffi::PyObject {
     guard(|py| support::http(py)?.getattr(intern!(py, "COROUTINE_MARK")))
 }
@@ -529,7 +529,7 @@ pub(super) fn copy_of_context<'py>(context: &Bound<'py, PyAny>) -> PyResult<Boun
     unsafe { Bound::from_owned_ptr_or_err(context.py(), ffi::PyContext_Copy(context.as_ptr())) }
 }
 
-/// What an application has returned, as something to resume: its coroutine, or one that awaits what it is.
+/// Returns what an application has returned, as something to resume: its coroutine, or one that awaits the object.
 pub(super) fn coroutine_of(given: Bound<'_, PyAny>) -> PyResult<Bound<'_, PyAny>> {
     // SAFETY: the GIL is held and the object is alive.
     if unsafe { ffi::PyCoro_CheckExact(given.as_ptr()) } != 0 {

@@ -59,7 +59,7 @@ pub(super) struct State {
     pub(super) input: Vec<u8>,
     /// The request whose response is not complete.
     current: Option<Py<Request>>,
-    /// What was made of the last request's head.
+    /// The template that was made of the last request's head.
     template: Option<Template>,
     /// Input is being parsed, or a request started.
     pub(super) is_busy: bool,
@@ -77,7 +77,7 @@ pub(super) struct State {
     output: Output,
     /// Bytes that were written or collected so far.
     written: u64,
-    /// What had been sent when the deadline for writing was set.
+    /// The progress of sending when the deadline for writing was set.
     write_deadline: Option<Sent>,
 }
 
@@ -106,7 +106,7 @@ pub(crate) struct Connection {
     pub(super) state: GilCell<State>,
 }
 
-/// What parsing came to.
+/// The outcome of parsing.
 enum Parsed {
     /// A request is complete enough to be started.
     Request {

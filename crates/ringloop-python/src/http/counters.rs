@@ -1,4 +1,4 @@
-//! What a service counts about its connections, requests and responses.
+//! The counters of a service: its connections, requests and responses.
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;

@@ -4,7 +4,7 @@
 //! in which they expire. Setting or clearing one takes a few stores. The loop needs only one timer for each queue, for
 //! its first deadline.
 
-/// What a connection is given a limited time for.
+/// The activity that a connection is given a limited time for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// For the next request to begin, while what was made of the last one is kept.

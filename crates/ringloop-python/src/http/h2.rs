@@ -144,7 +144,7 @@ impl Http2 {
     }
 }
 
-/// What an event on a stream is about.
+/// The stream that an event is about.
 fn number(stream: u32) -> Option<Stream> {
     NonZeroU32::new(stream)
 }
@@ -163,7 +163,7 @@ fn shared(body: &Bound<'_, PyBytes>) -> Bytes {
     }
 }
 
-/// What the connection does for itself.
+/// The connection's own work.
 impl Connection {
     fn with_http2<R>(&self, py: Python<'_>, run: impl FnOnce(&mut Http2) -> R) -> Option<R> {
         let mut state = self.state.get_mut(py);
@@ -563,7 +563,7 @@ impl Connection {
     }
 }
 
-/// What the connection does for its requests.
+/// The connection's work for its requests.
 impl Connection {
     /// Whether a request has to wait before it sends more.
     pub(super) fn is_stream_full(&self, py: Python<'_>, stream: Stream) -> bool {

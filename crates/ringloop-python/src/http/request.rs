@@ -86,7 +86,7 @@ pub(super) struct Request {
     /// The stream of an HTTP/2 connection.
     stream: Option<Stream>,
     state: GilCell<State>,
-    /// What a request for a WebSocket has besides.
+    /// The further state of a request for a WebSocket.
     websocket: Option<Box<WebSocket>>,
 }
 

@@ -19,7 +19,7 @@ use crate::names::intern;
 use crate::objects;
 use crate::support;
 
-/// What a connection knows of its ends.
+/// The ends of a connection, as far as it knows them.
 pub(super) struct Peer {
     server: Py<PyAny>,
     client: Py<PyAny>,

@@ -23,7 +23,7 @@ use crate::objects::{self, New};
 use crate::queue::Ready;
 use crate::support::{self, CloneRefOption, GilCell, python_is_at_least};
 
-/// What was given when the service was made, and does not change.
+/// The settings that were given when the service was made, and do not change.
 struct Settings {
     limits: Limits,
     http2: h2::Config,
@@ -136,7 +136,7 @@ struct Scratch {
     pool: Pool,
 }
 
-/// What the connections of a server have in common: the application, settings, counters.
+/// The state that the connections of a server share: the application, settings, counters.
 #[pyclass(module = "ringloop._core", frozen, weakref)]
 pub(crate) struct HttpService {
     settings: Settings,
@@ -533,7 +533,7 @@ impl HttpService {
         fields.filter(move |(name, _)| !(matches!(&name[..], b"date" | b"server") && has(name)))
     }
 
-    /// What `pick` finds among the objects of the service, which has them until the collector ends it.
+    /// The object that `pick` finds among those of the service, which has them until the collector ends it.
     fn object<'py, T>(
         &self,
         py: Python<'py>,

@@ -103,7 +103,7 @@ impl Limits {
     }
 }
 
-/// What a request for a WebSocket has besides what every request has.
+/// The state of a request for a WebSocket besides that of every request.
 pub(super) struct WebSocket {
     state: GilCell<State>,
 }
@@ -336,7 +336,7 @@ impl WebSocket {
         }
     }
 
-    /// What the application gets of a message. Text that is not UTF-8 is a `UnicodeDecodeError`.
+    /// The part of a message that the application gets. Text that is not UTF-8 is a `UnicodeDecodeError`.
     fn content(py: Python<'_>, is_text: bool, content: &[u8]) -> PyResult<Py<PyAny>> {
         Ok(if is_text {
             objects::text(py, content)?.into_any().unbind()

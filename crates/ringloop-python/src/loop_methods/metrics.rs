@@ -7,7 +7,7 @@ use ringloop::clock;
 use crate::event_loop::Loop;
 use crate::objects::New;
 
-/// What the loop has done so far, in the order of the fields of `ringloop.Metrics` after the backend.
+/// Returns what the loop has done so far, in the order of the fields of `ringloop.Metrics` after the backend.
 pub(super) fn snapshot<'py>(py: Python<'py>, event_loop: &Loop) -> PyResult<Bound<'py, PyTuple>> {
     let now_ns = clock::now_ns();
     let reactor = {

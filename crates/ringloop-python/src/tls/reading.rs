@@ -118,7 +118,7 @@ fn control_ssl_reading(protocol: &Bound<'_, SSLProtocol>, engine: &Engine) -> Py
         .map(drop)
 }
 
-/// What a read of OpenSSL's found.
+/// The outcome of a read by OpenSSL.
 enum Found<T> {
     Data(T),
     /// The peer has ended its side, in TLS's own way.

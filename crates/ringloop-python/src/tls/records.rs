@@ -95,7 +95,7 @@ impl Records {
         self.settled = self.arrived;
     }
 
-    /// What asyncio finds in the memory BIO where we find `pending` bytes: without the beginning of a record that
+    /// The bytes that asyncio finds in the memory BIO where we find `pending`: without the beginning of a record that
     /// OpenSSL would have set aside by now.
     pub(super) fn unread(&self, pending: u64) -> u64 {
         if self.lost {

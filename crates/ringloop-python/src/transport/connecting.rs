@@ -52,7 +52,7 @@ struct Connecting {
     failure: Option<Py<PyBaseException>>,
     /// From when it was begun until this object is over.
     made: Option<Made>,
-    /// What the task waits for.
+    /// The future that the task waits for.
     future: Option<Py<PyAny>>,
 }
 
@@ -270,7 +270,7 @@ fn step(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
     }
 }
 
-/// What a coroutine that is resumed gets from the future that it waited for.
+/// The outcome of the future that a coroutine waited for, which it gets when it is resumed.
 fn outcome(future: &Bound<'_, PyAny>) -> PyResult<()> {
     let py = future.py();
     if waiter::is_one(future) {
@@ -405,7 +405,7 @@ fn begin_transport(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<
     Ok(Step::Yield(future))
 }
 
-/// What is to be called to end a wait. asyncio refuses to call coroutines in debug mode, and so may methods of the user's.
+/// The callback that ends a wait. asyncio refuses to call coroutines in debug mode, and so may methods of the user's.
 fn callback(
     py: Python<'_>,
     object: *mut ffi::PyObject,
@@ -419,7 +419,7 @@ fn callback(
     this.getattr(intern!(py, "_end_wait"))
 }
 
-/// What a task waits for.
+/// Makes the future that a task waits for.
 fn new_future<'py>(event_loop: &Bound<'py, Loop>) -> PyResult<Bound<'py, PyAny>> {
     let py = event_loop.py();
     if let Some(waiter) = waiter::new(event_loop.as_any(), Wanted::Other, 0)? {
@@ -530,7 +530,7 @@ fn stop_watching(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     }
 }
 
-/// What the object refers to until it is over.
+/// The objects that it refers to until it is over.
 type Rest = (
     Option<Py<PyAny>>,
     Option<Py<PyBaseException>>,

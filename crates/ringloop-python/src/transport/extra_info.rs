@@ -1,5 +1,5 @@
-//! What `get_extra_info` says about a connection. The objects are made when one of them is first asked for. Most
-//! connections are never asked, and the objects would take as much memory as the rest of an idle connection.
+//! The values that `get_extra_info` returns for a connection. The objects are made when one of them is first asked for.
+//! Most connections are never asked, and the objects would take as much memory as the rest of an idle connection.
 
 use pyo3::exceptions::PyOSError;
 

@@ -1,4 +1,4 @@
-//! What a stream transport knows about its connection.
+//! The state of a stream transport's connection.
 
 use std::collections::VecDeque;
 
@@ -78,7 +78,7 @@ pub(super) struct State {
     pub(super) empty_waiter: Option<Py<PyAny>>,
     /// Apart, because few connections ever send one.
     pub(super) file: Option<Box<FileSending>>,
-    /// What the last receive for a sink took, in KB.
+    /// The size of the last receive for a sink, in KB.
     pub(super) habit_kb: u16,
     /// Deliveries left for which received data is copied, because the protocol kept the last one.
     pub(super) copies_left: u8,

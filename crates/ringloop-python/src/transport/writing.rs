@@ -19,7 +19,7 @@ use crate::names::intern;
 use crate::objects::{self, New};
 use crate::support::{self, CloneRefOption};
 
-/// What asyncio says of a write that failed.
+/// The message of asyncio for a write that failed.
 const WRITE_ERROR: &str = "Fatal write error on socket transport";
 
 /// asyncio's `constants.LOG_THRESHOLD_FOR_CONNLOST_WRITES`.

@@ -54,7 +54,7 @@ pub(crate) struct Wait {
     /// When polling ended: the start if there was none, the end if the wait ended while polling.
     pub(crate) polled_until_ns: u64,
     pub(crate) end_ns: u64,
-    /// What ended the wait: the number of events, 1 for a wake, 0 for a deadline or a signal.
+    /// The number of events that ended the wait: 1 for a wake, 0 for a deadline or a signal.
     pub(crate) arrivals: u32,
 }
 

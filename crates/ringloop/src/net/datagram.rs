@@ -1,4 +1,4 @@
-//! What datagram sockets of every family share.
+//! The shared parts of datagram sockets of every family.
 
 #![allow(unsafe_code)]
 

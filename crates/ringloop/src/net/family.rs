@@ -1,4 +1,4 @@
-//! What sockets of all families have in common, as macros: rustdoc shows each type with its own methods, while code and
+//! The common parts of sockets of all families, as macros: rustdoc shows each type with its own methods, while code and
 //! documentation are written once.
 
 /// Descriptor, conversions and formatting of a type of sockets.

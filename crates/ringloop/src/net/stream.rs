@@ -1,4 +1,4 @@
-//! What stream sockets of every family share.
+//! The shared parts of stream sockets of every family.
 
 #![allow(unsafe_code)]
 

@@ -98,8 +98,8 @@ impl Handle {
         handle
     }
 
-    /// What the runtime has done so far: counters as of the beginning of its last turn, times until now. This does not
-    /// disturb the runtime: the counters are read one after the other while it continues.
+    /// Returns what the runtime has done so far: counters as of the beginning of its last turn, times until now. This
+    /// does not disturb the runtime: the counters are read one after the other while it continues.
     pub fn metrics(&self) -> Metrics {
         self.remote.metrics.snapshot()
     }

@@ -27,7 +27,7 @@ use crate::trace;
 /// most.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
 
-/// What the connections of one worker share.
+/// The state that the connections of one worker share.
 #[derive(Clone)]
 pub(super) struct Worker {
     pub(super) counters: Arc<WorkerCounters>,

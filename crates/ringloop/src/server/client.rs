@@ -1,4 +1,4 @@
-//! What a function that serves a connection knows about it.
+//! The client of a connection, as the function that serves it knows it.
 
 use std::fmt;
 use std::net::SocketAddr;

@@ -1,9 +1,9 @@
-//! What a server counts.
+//! The counters of a server.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What a server has done since it was started, over all workers.
+/// Counts of what a server has done since it was started, over all workers.
 ///
 /// ```
 /// use std::io::{Read, Write};

@@ -29,7 +29,7 @@ impl fmt::Display for Signal {
     }
 }
 
-/// What all listeners of the process share.
+/// The state that all listeners of the process share.
 struct Listeners {
     count: usize,
     /// Whether the next signal ends the process: because it was asked before, or because nobody listens.

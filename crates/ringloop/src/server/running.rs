@@ -87,7 +87,7 @@ impl Running {
         &self.pool
     }
 
-    /// What the server has done so far.
+    /// Returns the counts of what the server has done so far.
     pub fn counters(&self) -> Counters {
         Counters::sum(&self.counters)
     }

@@ -1,4 +1,4 @@
-//! What other threads can do to a runtime: wake its tasks, send it new ones, read its metrics.
+//! The access of other threads to a runtime: wake its tasks, send it new ones, read its metrics.
 
 #[cfg(feature = "hyper")]
 use std::any::Any;
@@ -9,7 +9,7 @@ use crate::inbox::Sender;
 use crate::metrics::Published;
 use crate::task::{self, Runnable, Schedule};
 
-/// What reaches a runtime from other threads.
+/// A message to a runtime from another thread.
 pub(crate) enum Message {
     /// A task to be queued.
     Run(Runnable),

@@ -54,13 +54,13 @@ struct Entry {
     kind: Kind,
 }
 
-/// What a token stands for.
+/// The source that a token stands for.
 pub(crate) enum Kind {
     Watch(Rc<Watched>),
     Operation(Rc<InFlight>),
 }
 
-/// What is known of a watched descriptor.
+/// The state of a watched descriptor.
 #[derive(Default)]
 pub(crate) struct Watched {
     pub(crate) readable: Cell<bool>,

@@ -15,7 +15,7 @@ const ABORTED: u8 = 4;
 #[derive(Debug)]
 pub(super) struct State(AtomicU8);
 
-/// What to do with a task that was taken from the queue.
+/// The next step for a task that was taken from the queue.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Begin {
     Poll,
@@ -32,7 +32,7 @@ impl State {
 
     /// Returns true if the caller must queue the task: it is alive, and not queued yet.
     ///
-    /// What the caller did before is visible to the next poll, even if the task was queued by another thread.
+    /// The next poll sees what the caller did before, even if the task was queued by another thread.
     pub(super) fn schedule(&self) -> bool {
         self.0.fetch_or(SCHEDULED, Ordering::AcqRel) & (SCHEDULED | OVER) == 0
     }
@@ -100,7 +100,7 @@ mod model {
     use loom::sync::Arc;
     use loom::sync::atomic::{AtomicBool, AtomicUsize};
 
-    /// What is written before a wake is visible to a poll after it, and no wake is lost.
+    /// A poll after a wake sees what was written before it, and no wake is lost.
     #[test]
     fn a_wake_is_followed_by_a_poll_that_sees_its_cause() {
         loom::model(|| {

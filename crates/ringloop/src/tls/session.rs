@@ -67,7 +67,7 @@ enum Side {
     Server(UnbufferedServerConnection),
 }
 
-/// What client and server have in common, although rustls has different types for them.
+/// The common operations of client and server, although rustls has different types for them.
 trait Process {
     type Data;
 
@@ -321,7 +321,7 @@ fn error(error: rustls::Error) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, error)
 }
 
-/// What to write.
+/// A message to write.
 #[derive(Clone, Copy)]
 enum Message<'a> {
     Plaintext(&'a [u8]),

@@ -163,7 +163,7 @@ const POLLS_EACH: usize = 24;
 
 type MakeFault = fn() -> Fault;
 
-/// What a kernel may do to operations without anybody noticing.
+/// The faults of a kernel that nobody may notice.
 const DELAYS: [(&str, MakeFault); 3] = [
     ("late", || {
         let mut fault = Fault::default();

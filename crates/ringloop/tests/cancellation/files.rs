@@ -179,7 +179,7 @@ fn closing() {
     });
 }
 
-/// What a dropped read takes from a pipe may be lost, but not the descriptor and the buffer.
+/// A dropped read may lose what it takes from a pipe, but not the descriptor and the buffer.
 #[test]
 fn reading_and_writing_a_pipe() {
     at_every_poll(async |cut| {

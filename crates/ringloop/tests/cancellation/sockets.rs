@@ -106,7 +106,7 @@ macro_rules! receive_slowly {
     };
 }
 
-/// What was not written yet: a chain of watched buffers, as a program might have them.
+/// The bytes that were not written yet: a chain of watched buffers, as a program might have them.
 pub(crate) struct Rest {
     chunks: Vec<Bytes>,
 }

@@ -196,7 +196,7 @@ impl AsRef<[u8]> for Lent {
     }
 }
 
-/// What was sent without a copy is a beginning of the body, and comes before what is written next.
+/// The bytes that were sent without a copy are a beginning of the body, and come before what is written next.
 #[test]
 fn writing_without_a_copy() {
     at_every_poll(async |cut| {

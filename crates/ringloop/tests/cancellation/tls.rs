@@ -308,8 +308,8 @@ writing!(
     |to, rest| write_vectored!(to, rest)
 );
 
-/// What was accepted, but the socket had no room for, is sent by whatever is called next: here, by ending the
-/// connection.
+/// Bytes that were accepted, but that the socket had no room for, are sent by whatever is called next: here, by ending
+/// the connection.
 #[test]
 fn ending_sends_what_was_queued() {
     at_every_poll(async |cut| {

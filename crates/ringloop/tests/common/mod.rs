@@ -1,4 +1,4 @@
-//! What the tests of the runtime's I/O share.
+//! Helpers that the tests of the runtime's I/O share.
 
 #![allow(dead_code, reason = "no test uses all of it")]
 
@@ -82,7 +82,7 @@ pub(crate) fn until_nothing_is_left(runtime: &mut Runtime) {
     }
 }
 
-/// What a runtime holds.
+/// The resources that a runtime holds.
 #[derive(Debug, Default, PartialEq)]
 struct Left {
     tasks: u64,

@@ -1,4 +1,4 @@
-//! What a server promises, on both backends, to clients that behave and to those that do not.
+//! The promises of a server, on both backends, to clients that behave and to those that do not.
 
 mod case;
 #[path = "../common/certificates.rs"]

@@ -68,7 +68,7 @@ pub(crate) fn message_server(
     })
 }
 
-/// What a server does after it has sent its answer, or a part of it, or nothing.
+/// The next step of a server that has sent its answer, or a part of it, or nothing.
 #[derive(Clone, Copy)]
 pub(crate) enum Answer {
     Sent,

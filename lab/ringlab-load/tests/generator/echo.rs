@@ -306,7 +306,7 @@ fn streams_in_small_pieces_count_as_well() {
     assert!(result["operations"].as_u64().unwrap() >= 100, "{result}");
 }
 
-/// What a server had of one stream when that ended.
+/// The figures of one stream on a server when it ended.
 struct Stream {
     /// The most that it had received and not yet sent back, in bytes.
     behind_max: usize,
@@ -348,7 +348,8 @@ fn lagging_server(pause: Duration) -> (SocketAddr, Receiver<Stream>) {
     (address, streams)
 }
 
-/// What may be outstanding on each of `connections` streams, as the result says, which must be at most 256 MiB and 1 GiB in all.
+/// The bytes that may be outstanding on each of `connections` streams, as the result says: at most 256 MiB, and 1 GiB
+/// in all.
 fn outstanding_most(result: &Value, connections: u64) -> usize {
     let most = result["streams"]["outstanding_bytes_most"]
         .as_u64()

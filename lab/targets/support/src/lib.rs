@@ -1,4 +1,4 @@
-//! What the Rust programs that are measured have in common: the command line, the listening socket, where HTTP requests
+//! The common parts of the Rust programs that are measured: the command line, the listening socket, where HTTP requests
 //! end, and how timings are told. What is measured stands in the programs.
 
 use std::io::{self, Write};
@@ -23,12 +23,12 @@ const END: &[u8; 4] = b"\r\n\r\n";
 /// A server to be measured.
 #[derive(Parser)]
 pub struct Arguments {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// What to do.
+/// A command.
 #[derive(Subcommand)]
 pub enum Command {
     /// Send back what is received.
@@ -58,10 +58,10 @@ pub struct Serving {
     pub buffer: u32,
 }
 
-/// What to time.
+/// The operation to time.
 #[derive(clap::Args, Clone, Copy)]
 pub struct Binding {
-    /// What one operation is.
+    /// The operation to time.
     #[arg(long, value_enum, default_value_t = Mode::Listen)]
     pub mode: Mode,
     /// How many operations.
@@ -72,7 +72,7 @@ pub struct Binding {
     pub concurrent: u64,
 }
 
-/// What one operation is; each ends in a close of everything.
+/// One operation; each ends in a close of everything.
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// A socket that is bound to 127.0.0.1 and a port of the kernel's choice.

@@ -10,7 +10,7 @@ use crate::http::websocket as asgi_websocket;
 use crate::names::intern;
 use crate::support::{self, CloneRefOption};
 
-/// What a client is told that was too slow.
+/// The reason that a client is given that was too slow.
 const TIMEOUT: &str = "request timeout";
 
 impl Connection {

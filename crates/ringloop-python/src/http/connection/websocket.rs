@@ -18,7 +18,7 @@ impl Connection {
             .filter(|request| request.get().websocket().is_some())
     }
 
-    /// What the head of a request says, if it asks for a WebSocket.
+    /// The handshake in the head of a request, if it asks for a WebSocket.
     pub(super) fn handshake(
         slf: &Bound<'_, Self>,
         service: &Bound<'_, HttpService>,

@@ -23,7 +23,7 @@ const COPIED_MAX: usize = 8 * 1024;
 /// computes, or blocks the loop. A tick is 0.1 to 1 ns long.
 const LATE_TICKS: u64 = 2_000_000;
 
-/// What a connection has written in a turn, and what it has yet to write.
+/// The bytes that a connection has written in a turn, and those that it has yet to write.
 pub(super) struct Output {
     collected: Vec<u8>,
     /// The turn of the last write that could have been collected, and when that was.

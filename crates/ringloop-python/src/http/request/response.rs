@@ -20,7 +20,7 @@ use crate::support;
 /// Otherwise one that sends for ever would not even hear that its client is gone.
 const SENT_MAX: u32 = 1000;
 
-/// What sending a message comes to.
+/// The outcome of sending a message.
 pub(in crate::http) enum Sending<'py> {
     Done,
     /// The message is taken, but others have their turn before `send` returns.
@@ -607,7 +607,7 @@ impl Request {
     }
 }
 
-/// What uvicorn says, where it refuses the same.
+/// The error that uvicorn raises, where it refuses the same.
 #[cold]
 fn response_error(py: Python<'_>, error: ResponseError) -> PyErr {
     let text = match error {
