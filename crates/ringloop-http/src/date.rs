@@ -9,7 +9,7 @@ const MONTHS: [&[u8; 3]; 12] = [
     b"Jan", b"Feb", b"Mar", b"Apr", b"May", b"Jun", b"Jul", b"Aug", b"Sep", b"Oct", b"Nov", b"Dec",
 ];
 
-/// Format the time `unix_s`, in seconds since 1970, as an IMF-fixdate like `Sun, 06 Nov 1994 08:49:37 GMT` (RFC 9110,
+/// Formats the time `unix_s`, in seconds since 1970, as an IMF-fixdate like `Sun, 06 Nov 1994 08:49:37 GMT` (RFC 9110,
 /// section 5.6.7). Times after the year 9999 become the last second of that year.
 pub fn http_date(unix_s: u64) -> [u8; LENGTH] {
     const LAST: u64 = 253_402_300_799;

@@ -183,7 +183,7 @@ const fn slot(name: &[u8]) -> usize {
     (key.wrapping_mul(MULTIPLIER) >> (32 - SLOT_BITS)) as usize
 }
 
-/// Compare `name` with `known` without regard to case. `known` has only lower-case letters, digits and dashes.
+/// Compares `name` with `known` without regard to case. `known` has only lower-case letters, digits and dashes.
 #[inline]
 fn is_same(known: &[u8], name: &[u8]) -> bool {
     let length = known.len();
@@ -238,7 +238,7 @@ impl Known {
         panic!("not a known name");
     }
 
-    /// Look up `name`, without regard to case.
+    /// Looks up `name`, without regard to case.
     #[inline]
     pub fn find(name: &[u8]) -> Option<Known> {
         if name.is_empty() {
@@ -268,7 +268,7 @@ impl Known {
     }
 }
 
-/// Copy `name` to `lowered` in lower case, as ASGI and HTTP/2 need it.
+/// Copies `name` to `lowered` in lower case, as ASGI and HTTP/2 need it.
 ///
 /// # Panics
 /// If the lengths differ.

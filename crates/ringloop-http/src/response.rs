@@ -124,7 +124,7 @@ impl Lines {
         &self.date
     }
 
-    /// Append both lines, except for those that the response already has.
+    /// Appends both lines, except for those that the response already has.
     pub(crate) fn write(
         &mut self,
         unix_s: u64,
@@ -178,7 +178,7 @@ pub(crate) enum Framing {
 }
 
 impl Framing {
-    /// Choose the framing, and the Content-Length to send.
+    /// Chooses the framing, and the Content-Length to send.
     ///
     /// `given` is the application's Content-Length, `complete` the length of the body if it is known, and `otherwise`
     /// the framing of a body of unknown length.
@@ -208,7 +208,7 @@ impl Framing {
         }
     }
 
-    /// Count a piece of `length` bytes, which may be the `last` one. Returns whether it must be sent.
+    /// Counts a piece of `length` bytes, which may be the `last` one. Returns whether it must be sent.
     pub(crate) fn account(&mut self, length: usize, last: bool) -> Result<bool, ResponseError> {
         match self {
             Framing::Nothing | Framing::Discarded => Ok(false),

@@ -153,20 +153,20 @@ pub(crate) const fn repeated(byte: u8) -> u64 {
 
 const HIGH_BITS: u64 = repeated(0x80);
 
-/// Set the high bit of each byte of `word` that is less than `limit`. `limit` must not exceed 0x80.
+/// Sets the high bit of each byte of `word` that is less than `limit`. `limit` must not exceed 0x80.
 #[inline]
 fn below(word: u64, limit: u8) -> u64 {
     // Without the high bits, the addition cannot carry into the next byte.
     !(((word & !HIGH_BITS) + repeated(0x80 - limit)) | word) & HIGH_BITS
 }
 
-/// Set the high bit of each byte of `word` that is equal to `byte`.
+/// Sets the high bit of each byte of `word` that is equal to `byte`.
 #[inline]
 fn equal(word: u64, byte: u8) -> u64 {
     below(word ^ repeated(byte), 1)
 }
 
-/// Remove leading and trailing spaces and tabs (OWS in RFC 9110, section 5.6.3).
+/// Removes leading and trailing spaces and tabs (OWS in RFC 9110, section 5.6.3).
 pub(crate) fn trim(mut bytes: &[u8]) -> &[u8] {
     while let [b' ' | b'\t', rest @ ..] = bytes {
         bytes = rest;
@@ -187,7 +187,7 @@ pub(crate) fn lists(value: &[u8], member: &[u8]) -> bool {
     list(value).any(|candidate| candidate.eq_ignore_ascii_case(member))
 }
 
-/// Store `value`, or fail with `error` if there is one already.
+/// Stores `value`, or fails with `error` if there is one already.
 pub(crate) fn set_once<T, E>(slot: &mut Option<T>, value: T, error: E) -> Result<(), E> {
     match slot.replace(value) {
         None => Ok(()),
@@ -195,7 +195,7 @@ pub(crate) fn set_once<T, E>(slot: &mut Option<T>, value: T, error: E) -> Result
     }
 }
 
-/// Parse a number that consists of decimal digits only: no sign, no spaces, no overflow.
+/// Parses a number that consists of decimal digits only: no sign, no spaces, no overflow.
 pub(crate) fn decimal(bytes: &[u8]) -> Option<u64> {
     if bytes.is_empty() {
         return None;
@@ -206,7 +206,7 @@ pub(crate) fn decimal(bytes: &[u8]) -> Option<u64> {
     })
 }
 
-/// Append `number` in decimal.
+/// Appends `number` in decimal.
 pub(crate) fn push_decimal(mut number: u64, out: &mut Vec<u8>) {
     let mut digits = [0; 20];
     let mut start = digits.len();
@@ -237,7 +237,7 @@ impl Authority<'_> {
     }
 }
 
-/// Parse `uri-host [ ":" port ]` (RFC 9110, section 7.2; RFC 3986, section 3.2.2). Both host and port can be empty.
+/// Parses `uri-host [ ":" port ]` (RFC 9110, section 7.2; RFC 3986, section 3.2.2). Both host and port can be empty.
 /// Userinfo is not allowed.
 pub(crate) fn authority(bytes: &[u8]) -> Option<Authority<'_>> {
     let host_length = match bytes.first() {
@@ -300,7 +300,7 @@ mod tests {
         assert!(is_field_value(b""));
     }
 
-    /// Call `check` with strings of many lengths that contain `byte` at every place, between valid bytes.
+    /// Calls `check` with strings of many lengths that contain `byte` at every place, between valid bytes.
     fn at_every_place(byte: u8, check: impl Fn(&[u8])) {
         for length in 1..30 {
             for place in 0..length {

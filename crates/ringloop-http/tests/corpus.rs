@@ -108,7 +108,7 @@ impl Random {
     }
 }
 
-/// Decode a line of hexadecimal digits.
+/// Decodes a line of hexadecimal digits.
 fn unhex(line: &str) -> Vec<u8> {
     line.as_bytes()
         .chunks(2)
@@ -130,7 +130,7 @@ fn requests(before: usize) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// Run `target` over its corpus, over the inputs in `more`, and over random changes of both.
+/// Runs `target` over its corpus, over the inputs in `more`, and over random changes of both.
 fn run(name: &str, target: fn(&[u8]), more: Vec<Vec<u8>>) {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
         .join("tests/corpus")

@@ -272,7 +272,7 @@ fn http2_is_refused_where_it_is_not_wanted() {
     );
 }
 
-/// Call [`Connection::read`].
+/// Calls [`Connection::read`].
 fn read(
     connection: &mut Connection,
     input: &[u8],
@@ -282,7 +282,7 @@ fn read(
     connection.read(input, at, head)
 }
 
-/// Answer the request with 204.
+/// Answers the request with 204.
 fn answer(connection: &mut Connection) {
     connection
         .respond(204, &mut Vec::new())

@@ -31,7 +31,7 @@ fn asked(request: &str) -> Connection {
     connection
 }
 
-/// Send a response whose body consists of `pieces`, and return the bytes for the socket.
+/// Sends a response whose body consists of `pieces`, and returns the bytes for the socket.
 fn send(
     connection: &mut Connection,
     status: u16,

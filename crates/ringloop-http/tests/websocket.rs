@@ -13,7 +13,7 @@ use targets::websocket::{Heard, MESSAGE_BYTES, compressing, config, listen, mask
 const KEY: &str = "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
 const VERSION: &str = "Sec-WebSocket-Version: 13\r\n";
 
-/// Check a request with these fields. Returns the connection, too.
+/// Checks a request with these fields. Returns the connection, too.
 fn shake(fields: &str, config: &Config) -> (h1::Connection, Result<Handshake, Refusal>) {
     let request = format!("GET /chat HTTP/1.1\r\nHost: a\r\n{fields}\r\n");
     shake_by(&request, config)

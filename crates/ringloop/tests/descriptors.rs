@@ -196,7 +196,7 @@ fn an_address_is_free_as_soon_as_its_socket_is_dropped() {
 /// Limits the number of descriptors of this process, until it is dropped.
 struct Limit {
     before: (u64, u64),
-    /// Take the free numbers below the highest one in use.
+    /// Takes the free numbers below the highest one in use.
     _fillers: Vec<File>,
 }
 

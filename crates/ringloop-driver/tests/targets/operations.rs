@@ -19,7 +19,7 @@ const PAIRS: usize = 3;
 /// Only a failing input waits that long.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Run the input on each backend that this machine has.
+/// Runs the input on each backend that this machine has.
 pub(crate) fn operations(input: &[u8]) {
     for choice in [BackendChoice::IoUring, BackendChoice::Epoll] {
         match Driver::new(&Config::with_backend(choice)) {

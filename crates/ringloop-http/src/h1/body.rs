@@ -67,7 +67,7 @@ impl ChunkedDecoder {
         }
     }
 
-    /// Parse what comes next in `input[*at..]`, and advance `at` past it.
+    /// Parses what comes next in `input[*at..]`, and advances `at` past it.
     ///
     /// # Errors
     /// If the body is invalid or exceeds `limits`. The decoder cannot be used any further.
@@ -159,7 +159,7 @@ pub struct Trailers {
 }
 
 impl Trailers {
-    /// Read the section from `input[*at..]` up to the empty line at its end. Returns whether it is complete.
+    /// Reads the section from `input[*at..]` up to the empty line at its end. Returns whether it is complete.
     fn read(&mut self, input: &[u8], at: &mut usize, limits: &Limits) -> Result<bool, Fault> {
         loop {
             let rest = &input[*at..];
@@ -272,7 +272,7 @@ pub(crate) fn is_forbidden(name: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    /// Decode `input` in pieces of `step` bytes. Returns the body, the trailers, and the number of bytes left over.
+    /// Decodes `input` in pieces of `step` bytes. Returns the body, the trailers, and the number of bytes left over.
     fn decode(input: &[u8], step: usize) -> Result<(Vec<u8>, Vec<String>, usize), Option<Fault>> {
         let limits = Limits::default();
         let mut decoder = ChunkedDecoder::new();

@@ -109,7 +109,7 @@ impl Connection {
         }
     }
 
-    /// Parse what comes next in `input[*at..]`, and advance `at` past it. Call it repeatedly until it returns
+    /// Parses what comes next in `input[*at..]`, and advances `at` past it. Call it repeatedly until it returns
     /// [`Event::NeedMore`], [`Event::Paused`], [`Event::Http2`] or [`Event::Over`].
     ///
     /// `head` receives the fields of a request. One is enough for all connections of a thread.
@@ -236,7 +236,7 @@ impl Connection {
         }
     }
 
-    /// Release the memory of the remembered head, for a connection that is idle. The next head is parsed, even if it is
+    /// Releases the memory of the remembered head, for a connection that is idle. The next head is parsed, even if it is
     /// equal to the last one.
     pub fn forget_head(&mut self) {
         self.remembered = Vec::new();
@@ -305,7 +305,7 @@ impl Connection {
         ) || (self.closes && matches!(self.writing, Writing::Done))
     }
 
-    /// End the connection after the current response, for a server that is shutting down. An
+    /// Ends the connection after the current response, for a server that is shutting down. An
     /// [idle](Connection::is_idle) connection can be closed by the caller at once.
     pub fn close_after_response(&mut self) {
         self.closes = true;
@@ -321,7 +321,7 @@ impl Connection {
         asks.then_some(CONTINUE)
     }
 
-    /// Append an informational response to `out`, such as 103 with Link. Content-Length and Transfer-Encoding are left
+    /// Appends an informational response to `out`, such as 103 with Link. Content-Length and Transfer-Encoding are left
     /// out, because it has no body (RFC 9110, section 8.6; RFC 9112, section 6.1). A client of HTTP/1.0 must not get
     /// one, so nothing is written for it (RFC 9110, section 15.2).
     ///
@@ -379,7 +379,7 @@ impl Connection {
         self.writing = Writing::Body(framing);
     }
 
-    /// Count a piece of the response's body of `length` bytes, and frame it. The `last` piece finishes the response.
+    /// Counts a piece of the response's body of `length` bytes, and frames it. The `last` piece finishes the response.
     ///
     /// # Errors
     /// If no response was started, or if the body does not have the length that Content-Length says. If it is
@@ -414,14 +414,14 @@ impl Connection {
         }
     }
 
-    /// End the connection at once, because the response cannot be finished.
+    /// Ends the connection at once, because the response cannot be finished.
     pub fn abort(&mut self) {
         self.reading = Reading::Over;
         self.writing = Writing::Done;
         self.closes = true;
     }
 
-    /// Leave HTTP. The caller sends the 101 response itself, and the rest of the input belongs to the new protocol.
+    /// Leaves HTTP. The caller sends the 101 response itself, and the rest of the input belongs to the new protocol.
     ///
     /// # Errors
     /// If no request is waiting for a response, or its body was not read completely.
@@ -434,7 +434,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Append a complete response with `text` as its body to `out`, and end the connection. It is for requests that are
+    /// Appends a complete response with `text` as its body to `out`, and ends the connection. It is for requests that are
     /// refused, that take too long, or that cannot be served. Returns false and writes nothing if a response was
     /// started. Of `fields`, those are left out that are invalid, or that the response has anyway.
     ///

@@ -149,7 +149,7 @@ impl Head {
         self.fields.clear();
     }
 
-    /// Parse `bytes`, a complete head as found by [`Scan::end`].
+    /// Parses `bytes`, a complete head as found by [`Scan::end`].
     pub(super) fn parse(&mut self, bytes: &[u8], limits: &Limits) -> Result<Facts, Fault> {
         let mut on_stack = [const { MaybeUninit::uninit() }; Limits::FIELDS_ON_STACK];
         let mut on_heap = Vec::new();
@@ -351,7 +351,7 @@ impl Framing {
     }
 }
 
-/// Check `value`, the only Transfer-Encoding.
+/// Checks `value`, the only Transfer-Encoding.
 fn check_coding(value: &[u8]) -> Result<(), Fault> {
     if value.eq_ignore_ascii_case(b"chunked") {
         return Ok(());

@@ -21,7 +21,7 @@ pub struct Framed {
 impl Framed {
     const HEAD_END: usize = 18;
 
-    /// Count a piece of `length` bytes, and frame it.
+    /// Counts a piece of `length` bytes, and frames it.
     pub(super) fn new(
         framing: &mut Framing,
         length: usize,
@@ -97,7 +97,7 @@ impl Framed {
     }
 }
 
-/// Append a field line. The caller has checked both parts.
+/// Appends a field line. The caller has checked both parts.
 pub(crate) fn write_field(name: &[u8], value: &[u8], out: &mut Vec<u8>) {
     out.reserve(name.len() + value.len() + 4);
     out.extend_from_slice(name);
@@ -106,7 +106,7 @@ pub(crate) fn write_field(name: &[u8], value: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(b"\r\n");
 }
 
-/// Check a field that does not control framing, and append it.
+/// Checks a field that does not control framing, and appends it.
 pub(crate) fn write_checked_field(
     name: &[u8],
     value: &[u8],
@@ -117,7 +117,7 @@ pub(crate) fn write_checked_field(
     Ok(())
 }
 
-/// Check the name and the value of a field.
+/// Checks the name and the value of a field.
 pub(super) fn check_field(
     name: &[u8],
     known: Option<Known>,
@@ -132,7 +132,7 @@ pub(super) fn check_field(
     Ok(())
 }
 
-/// Append the status line. A status that is not registered has no reason phrase.
+/// Appends the status line. A status that is not registered has no reason phrase.
 pub(crate) fn write_status_line(status: u16, out: &mut Vec<u8>) {
     if let Some(line) = status_line(status) {
         out.extend_from_slice(line);

@@ -8,7 +8,7 @@ use crate::response::{Framing, Lines, ResponseError};
 use crate::syntax;
 
 impl Connection {
-    /// Start the response to the current request, with a status from 200 to 999. The head is appended to `out`.
+    /// Starts the response to the current request, with a status from 200 to 999. The head is appended to `out`.
     ///
     /// # Errors
     /// If no request is waiting for a response, if the status is not a final one, or if it would turn the
@@ -57,7 +57,7 @@ pub struct ParkedHead {
 }
 
 impl ParkedHead {
-    /// Go on with the head, with the connection and the buffer that it was started with.
+    /// Goes on with the head, with the connection and the buffer that it was started with.
     pub fn resume<'a>(
         self,
         connection: &'a mut Connection,
@@ -97,7 +97,7 @@ impl<'a> ResponseHead<'a> {
         }
     }
 
-    /// Add a field.
+    /// Adds a field.
     ///
     /// [`finish`](ResponseHead::finish) writes the fields that frame the body, as the request and the status demand. If
     /// both Transfer-Encoding and Content-Length are given, Content-Length is left out.
@@ -141,7 +141,7 @@ impl<'a> ResponseHead<'a> {
         Ok(())
     }
 
-    /// Finish the head.
+    /// Finishes the head.
     ///
     /// `complete` is the length of the body in bytes, if the caller already has all of it. A response without a
     /// Content-Length then gets one. Otherwise its body is sent in chunks, or until the end of the connection to a
@@ -164,14 +164,14 @@ impl<'a> ResponseHead<'a> {
         self.connection.begin_response(framing, closes);
     }
 
-    /// Put the head aside, to be finished when the length of the body is known. What was written of it stays in the
+    /// Puts the head aside, to be finished when the length of the body is known. What was written of it stays in the
     /// buffer, and nothing else must be written there until [`resume`](ParkedHead::resume).
     pub fn park(mut self) -> ParkedHead {
         self.finished = true;
         self.parts
     }
 
-    /// Choose the framing, and write the field that declares it.
+    /// Chooses the framing, and writes the field that declares it.
     fn frame(&mut self, complete: Option<u64>, is_head: bool, version: Version) -> Framing {
         // RFC 9112, section 6.1: a client of HTTP/1.0 does not know chunks.
         let has_chunks = version == Version::Http11;

@@ -29,7 +29,7 @@ pub(super) struct Target {
     pub(super) default_port: u16,
 }
 
-/// Parse the target at `span` of `head`, in a request with this method.
+/// Parses the target at `span` of `head`, in a request with this method.
 pub(super) fn parse(head: &[u8], span: Span, method: Method) -> Result<Target, Fault> {
     let bytes = span.of(head);
     if !syntax::is_target(bytes) {
@@ -101,7 +101,7 @@ fn absolute(bytes: &[u8], span: Span) -> Result<Target, Fault> {
     })
 }
 
-/// Split `bytes`, which are at `span`, at the first question mark.
+/// Splits `bytes`, which are at `span`, at the first question mark.
 fn split_query(bytes: &[u8], span: Span) -> (Span, Span) {
     match memchr::memchr(b'?', bytes) {
         Some(mark) => (

@@ -113,7 +113,7 @@ impl Connection {
         }
     }
 
-    /// Pass in received bytes.
+    /// Passes in received bytes.
     pub fn receive(&mut self, bytes: &[u8], now_ms: u64) {
         if bytes.is_empty() || self.is_over() {
             return;
@@ -127,7 +127,7 @@ impl Connection {
         self.is_stirred = true;
     }
 
-    /// Report that the client has closed its side of the connection.
+    /// Reports that the client has closed its side of the connection.
     pub fn receive_end(&mut self) {
         self.pipe.end();
         self.is_stirred = true;
@@ -162,7 +162,7 @@ impl Connection {
         }
     }
 
-    /// Append the bytes to send to `out`. Call it when there are no more events, and again when those bytes were sent.
+    /// Appends the bytes to send to `out`. Call it when there are no more events, and again when those bytes were sent.
     pub fn take_output(&mut self, out: &mut Vec<u8>, now_ms: u64) {
         self.drive(true, now_ms);
         let before = out.len();
@@ -195,12 +195,12 @@ impl Connection {
         self.requests
     }
 
-    /// Let go of the head of the last request, which is kept to recognize equal ones.
+    /// Lets go of the head of the last request, which is kept to recognize equal ones.
     pub fn forget_head(&mut self) {
         self.last = None;
     }
 
-    /// Poll the connection and the streams until nothing is left to do. What was only queued to be sent waits until
+    /// Polls the connection and the streams until nothing is left to do. What was only queued to be sent waits until
     /// `sends`, so that one poll sends the responses of many streams.
     fn drive(&mut self, sends: bool, now_ms: u64) {
         loop {
@@ -341,7 +341,7 @@ impl Connection {
         self.settle(number, outcome);
     }
 
-    /// Handle the outcome of polling a stream: reset it, remove it, or report that it has drained.
+    /// Handles the outcome of polling a stream: resets it, removes it, or reports that it has drained.
     fn settle(&mut self, number: u32, outcome: Result<(), Reason>) {
         let Some(stream) = self.streams.get_mut(&number) else {
             return;
@@ -362,14 +362,14 @@ impl Connection {
         }
     }
 
-    /// Let the client send `length` more bytes of a request's body, because the application has received as many.
+    /// Lets the client send `length` more bytes of a request's body, because the application has received as many.
     pub fn release(&mut self, stream: u32, length: usize) {
         if let Some(stream) = self.streams.get_mut(&stream) {
             stream.release(length);
         }
     }
 
-    /// Send the head of a response, with a status from 200 to 999.
+    /// Sends the head of a response, with a status from 200 to 999.
     ///
     /// `complete` is the length of the body in bytes, if the caller already has all of it. A response without a
     /// Content-Length then gets one. Date and Server are added from `lines` unless the response has its own. `unix_s`
@@ -396,7 +396,7 @@ impl Connection {
         self.send_head(stream, complete, false, lines, unix_s)
     }
 
-    /// Begin the head of a response. It is kept by [`Head::park`], and sent by [`send_head`](Connection::send_head), when
+    /// Begins the head of a response. It is kept by [`Head::park`], and sent by [`send_head`](Connection::send_head), when
     /// it is known whether the body is complete. [`respond`](Connection::respond) does all of that at once.
     ///
     /// # Errors
@@ -405,7 +405,7 @@ impl Connection {
         self.found(stream)?.begin(status)
     }
 
-    /// Send the head of a response that was begun. The parameters are those of [`respond`](Connection::respond), and
+    /// Sends the head of a response that was begun. The parameters are those of [`respond`](Connection::respond), and
     /// whether trailers will follow. Without them, a head that announces no content is the whole response.
     ///
     /// # Errors
@@ -422,7 +422,7 @@ impl Connection {
             .send_head(complete, has_trailers, lines, unix_s)
     }
 
-    /// Send an informational response: 100 to a client that waits for it, or 103 with Link.
+    /// Sends an informational response: 100 to a client that waits for it, or 103 with Link.
     ///
     /// # Errors
     /// As for [`respond`](Connection::respond). The status must be from 100 to 199 and not 101.
@@ -435,7 +435,7 @@ impl Connection {
         self.found(stream)?.inform(status, fields)
     }
 
-    /// Send a piece of a response's body. The `last` piece finishes the response. Once all of it is on its way, the
+    /// Sends a piece of a response's body. The `last` piece finishes the response. Once all of it is on its way, the
     /// stream does not exist any more, and has no more events, even if the request's body was not received completely.
     ///
     /// Bytes for which the client has not made room are buffered. If [`buffered`](Connection::buffered) is not 0, the
@@ -462,7 +462,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Finish a response with trailers. They are left out if the response must not have a body.
+    /// Finishes a response with trailers. They are left out if the response must not have a body.
     ///
     /// # Errors
     /// As for [`send`](Connection::send), and if a field is invalid or not allowed in trailers (RFC 9110,
@@ -512,14 +512,14 @@ impl Connection {
             .and_then(|found| found.announced())
     }
 
-    /// Reset a stream with an error code (RFC 9113, section 7). There is no [`Event::Reset`] for it.
+    /// Resets a stream with an error code (RFC 9113, section 7). There is no [`Event::Reset`] for it.
     pub fn reset(&mut self, stream: u32, code: u32) {
         if let Some(mut found) = self.streams.remove(&stream) {
             found.reset(Reason::from(code));
         }
     }
 
-    /// Give up a response that can't be completed: reset its stream. A response that has no body is complete with its
+    /// Gives up a response that can't be completed: resets its stream. A response that has no body is complete with its
     /// head, so it is finished.
     pub fn give_up(&mut self, stream: u32, now_ms: u64) {
         let is_sent = self
@@ -531,7 +531,7 @@ impl Connection {
         }
     }
 
-    /// Ask the client to send no more requests, by GOAWAY. The connection ends when the client has acknowledged that and
+    /// Asks the client to send no more requests, by GOAWAY. The connection ends when the client has acknowledged that and
     /// all streams are finished. A client that has not sent its preface yet is asked after that.
     pub fn go_away(&mut self) {
         if std::mem::replace(&mut self.is_going_away, true) {
@@ -543,7 +543,7 @@ impl Connection {
         }
     }
 
-    /// End the connection at once, with an error code (RFC 9113, section 7). All streams are reset.
+    /// Ends the connection at once, with an error code (RFC 9113, section 7). All streams are reset.
     pub fn abort(&mut self, code: u32) {
         match &mut self.state {
             State::Open(connection) => {
@@ -564,7 +564,7 @@ impl Connection {
             .min()
     }
 
-    /// Reset all streams whose responses are still buffered and have made no progress after `since_ms`. Each has an
+    /// Resets all streams whose responses are still buffered and have made no progress after `since_ms`. Each has an
     /// [`Event::Reset`].
     pub fn reset_stalled(&mut self, since_ms: u64) {
         let stalled: Vec<u32> = self

@@ -45,7 +45,7 @@ impl Allowance {
         }
     }
 
-    /// Count a frame. Returns whether it is within the limit.
+    /// Counts a frame. Returns whether it is within the limit.
     fn take(&mut self, now_ms: u64) -> bool {
         let since_ms = now_ms.saturating_sub(self.then_ms);
         self.then_ms = self.then_ms.max(now_ms);
@@ -139,12 +139,12 @@ impl Meter {
         self.is_block && !(self.ends_block && self.received.skip == 0)
     }
 
-    /// Count a reset that the server had to send. Returns whether it is within the limit for the client's own resets.
+    /// Counts a reset that the server had to send. Returns whether it is within the limit for the client's own resets.
     pub(super) fn count_reset(&mut self, now_ms: u64) -> bool {
         self.resets.take(now_ms)
     }
 
-    /// Count bytes that were sent.
+    /// Counts bytes that were sent.
     ///
     /// Each DATA frame counts, also those that the client's window has cut a piece of a body into. A client that gives room
     /// for each frame as it comes may get smaller and smaller ones: its window gives out within a piece, and what it gives
@@ -159,7 +159,7 @@ impl Meter {
         self.sent = self.sent.saturating_add(earned);
     }
 
-    /// Count a WINDOW_UPDATE frame. Returns whether it is within the limit, or follows from what was sent.
+    /// Counts a WINDOW_UPDATE frame. Returns whether it is within the limit, or follows from what was sent.
     fn take_window_update(&mut self, now_ms: u64) -> bool {
         match self.sent.checked_sub(BYTES_PER_UPDATE) {
             Some(sent) => {
@@ -170,7 +170,7 @@ impl Meter {
         }
     }
 
-    /// Count the frames in `bytes`. Returns whether they are within the limits.
+    /// Counts the frames in `bytes`. Returns whether they are within the limits.
     pub(super) fn count(&mut self, mut bytes: &[u8], now_ms: u64) -> bool {
         while let Some((kind, flags)) = self.received.next(&mut bytes) {
             let length = self.received.skip;

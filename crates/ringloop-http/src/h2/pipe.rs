@@ -45,7 +45,7 @@ impl Pipe {
         self.buffers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Append bytes to the input.
+    /// Appends bytes to the input.
     pub(super) fn feed(&self, bytes: &[u8]) {
         let mut buffers = self.lock();
         if buffers.taken == buffers.input.len() {
@@ -55,7 +55,7 @@ impl Pipe {
         buffers.input.extend_from_slice(bytes);
     }
 
-    /// End the input.
+    /// Ends the input.
     pub(super) fn end(&self) {
         self.lock().has_ended = true;
     }
@@ -66,7 +66,7 @@ impl Pipe {
         buffers.input.len() - buffers.taken
     }
 
-    /// Append all output to `out`. Returns whether a write was refused before.
+    /// Appends all output to `out`. Returns whether a write was refused before.
     pub(super) fn take_output(&self, out: &mut Vec<u8>) -> bool {
         let mut buffers = self.lock();
         if out.is_empty() {

@@ -32,7 +32,7 @@ pub(super) enum Refused {
 }
 
 impl Request {
-    /// Check a head that the `h2` crate has parsed. That has refused connection-specific fields, names in upper case,
+    /// Checks a head that the `h2` crate has parsed. That has refused connection-specific fields, names in upper case,
     /// values with control characters, and invalid pseudo-header fields.
     pub(super) fn new(parts: request::Parts, fields_max: usize) -> Result<Request, Refused> {
         let request::Parts {
@@ -239,7 +239,7 @@ fn find_host(
     }
 }
 
-/// Join cookies that were split for compression (RFC 9113, section 8.2.3).
+/// Joins cookies that were split for compression (RFC 9113, section 8.2.3).
 fn join_cookies(headers: &HeaderMap) -> Option<HeaderValue> {
     let mut cookies = headers.get_all(COOKIE).iter();
     let (first, second) = (cookies.next()?, cookies.next()?);

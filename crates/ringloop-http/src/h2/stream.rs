@@ -126,7 +126,7 @@ impl fmt::Debug for Head<'_> {
 }
 
 impl Head<'_> {
-    /// Add a field. Connection-specific fields of HTTP/1 are left out (RFC 9113, section 8.2.2).
+    /// Adds a field. Connection-specific fields of HTTP/1 are left out (RFC 9113, section 8.2.2).
     ///
     /// # Errors
     /// If the field is invalid, or a second Content-Length.
@@ -135,7 +135,7 @@ impl Head<'_> {
         add_field(name, value, headers, &mut self.content_length)
     }
 
-    /// Keep the head for [`send_head`](super::Connection::send_head).
+    /// Keeps the head for [`send_head`](super::Connection::send_head).
     pub fn park(self) {
         self.stream.parked = Some((self.response, self.content_length));
     }
@@ -176,7 +176,7 @@ impl Stream {
 
     // ---- the request
 
-    /// Receive and send what is possible. An error ends the stream. Its number is added to `ready` when it must be
+    /// Receives and sends what is possible. An error ends the stream. Its number is added to `ready` when it must be
     /// polled again.
     pub(super) fn poll(
         &mut self,
@@ -191,12 +191,12 @@ impl Stream {
         self.send(ready, now_ms)
     }
 
-    /// Fail if the stream was reset while it waited to be accepted.
+    /// Fails if the stream was reset while it waited to be accepted.
     pub(super) fn check_accepted(&mut self) -> Result<(), Reason> {
         check_reset(&mut self.sending, &mut Context::from_waker(Waker::noop()))
     }
 
-    /// Receive the request's body. An error ends the stream.
+    /// Receives the request's body. An error ends the stream.
     fn receive(&mut self, ready: &Ready, events: &mut VecDeque<Event>) -> Result<(), Reason> {
         let mut context = self.alarm.context(self.number, ready);
         while let Some(receiving) = &mut self.receiving {
@@ -243,7 +243,7 @@ impl Stream {
         self.has_invalid_trailers
     }
 
-    /// Let the client send `length` more bytes of the request's body.
+    /// Lets the client send `length` more bytes of the request's body.
     pub(super) fn release(&mut self, length: usize) {
         if let Some(flow) = &mut self.flow {
             // Releasing more than was received has no effect.
@@ -253,7 +253,7 @@ impl Stream {
 
     // ---- the response
 
-    /// Begin the head of the response. See [`Connection::begin`](super::Connection::begin).
+    /// Begins the head of the response. See [`Connection::begin`](super::Connection::begin).
     pub(super) fn begin(&mut self, status: u16) -> Result<Head<'_>, ResponseError> {
         if self.parked.is_some() {
             return Err(ResponseError::Begun);
@@ -268,7 +268,7 @@ impl Stream {
         })
     }
 
-    /// Send the head that was begun. See [`Connection::send_head`](super::Connection::send_head).
+    /// Sends the head that was begun. See [`Connection::send_head`](super::Connection::send_head).
     pub(super) fn send_head(
         &mut self,
         complete: Option<u64>,
@@ -312,7 +312,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Send an informational response. See [`Connection::inform`](super::Connection::inform).
+    /// Sends an informational response. See [`Connection::inform`](super::Connection::inform).
     pub(super) fn inform<'f>(
         &mut self,
         status: u16,
@@ -350,7 +350,7 @@ impl Stream {
         Ok(head)
     }
 
-    /// Buffer a piece of the body, for [`flush`](Stream::flush).
+    /// Buffers a piece of the body, for [`flush`](Stream::flush).
     pub(super) fn add(
         &mut self,
         data: Bytes,
@@ -391,7 +391,7 @@ impl Stream {
         self.is_head_only
     }
 
-    /// Finish the body with trailers, for [`flush`](Stream::flush).
+    /// Finishes the body with trailers, for [`flush`](Stream::flush).
     pub(super) fn add_trailers<'f>(
         &mut self,
         fields: impl IntoIterator<Item = (&'f [u8], &'f [u8])>,
@@ -412,7 +412,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Fail unless the response was started and is not finished.
+    /// Fails unless the response was started and is not finished.
     fn check_is_responding(&self) -> Result<(), ResponseError> {
         match self.sending {
             Sending::Head(_) => Err(ResponseError::NotBegun),
@@ -421,7 +421,7 @@ impl Stream {
         }
     }
 
-    /// Send what is buffered, as far as the client has made room.
+    /// Sends what is buffered, as far as the client has made room.
     pub(super) fn flush(&mut self, ready: &Ready, now_ms: u64) -> Result<(), Reason> {
         let outcome = self.send(ready, now_ms);
         self.has_waited |= self.pending_bytes > 0;
@@ -452,7 +452,7 @@ impl Stream {
         self.has_ended
     }
 
-    /// Pass to the `h2` crate what the client has made room for.
+    /// Passes to the `h2` crate what the client has made room for.
     fn send(&mut self, ready: &Ready, now_ms: u64) -> Result<(), Reason> {
         let Sending::Body(body) = &mut self.sending else {
             return Ok(());
@@ -494,7 +494,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Reset the stream.
+    /// Resets the stream.
     pub(super) fn reset(&mut self, reason: Reason) {
         match &mut self.sending {
             Sending::Head(response) => response.send_reset(reason),
@@ -503,7 +503,7 @@ impl Stream {
     }
 }
 
-/// Fail if the client has reset the stream, or if the connection has failed.
+/// Fails if the client has reset the stream, or if the connection has failed.
 fn check_reset(sending: &mut Sending, context: &mut Context<'_>) -> Result<(), Reason> {
     let polled = match sending {
         Sending::Head(response) => response.poll_reset(context),
@@ -520,7 +520,7 @@ fn reason_of(error: &h2::Error) -> Reason {
     error.reason().unwrap_or(Reason::CANCEL)
 }
 
-/// Convert the trailers of a request. `None` if a field is not allowed in trailers.
+/// Converts the trailers of a request. `None` if a field is not allowed in trailers.
 fn check_trailers(trailers: &HeaderMap) -> Option<Vec<(String, Vec<u8>)>> {
     trailers
         .iter()
@@ -531,7 +531,7 @@ fn check_trailers(trailers: &HeaderMap) -> Option<Vec<(String, Vec<u8>)>> {
         .collect()
 }
 
-/// Add a field of a response. Those of HTTP/1 connections are left out, and Content-Length is set apart.
+/// Adds a field of a response. Those of HTTP/1 connections are left out, and Content-Length is set apart.
 fn add_field(
     name: &[u8],
     value: &[u8],
@@ -555,7 +555,7 @@ fn add_field(
     }
 }
 
-/// Add a field. `known` is its name, if that is a known one.
+/// Adds a field. `known` is its name, if that is a known one.
 fn append(
     known: Option<Known>,
     name: &[u8],

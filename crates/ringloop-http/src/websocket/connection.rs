@@ -203,7 +203,7 @@ impl Connection {
         }
     }
 
-    /// Parse what comes next in `input[*at..]`, and advance `at` past it. Payloads are unmasked in place. Call it
+    /// Parses what comes next in `input[*at..]`, and advances `at` past it. Payloads are unmasked in place. Call it
     /// repeatedly until it returns [`Event::NeedMore`], which consumes all of the input, or [`Event::Over`].
     ///
     /// # Errors
@@ -238,7 +238,7 @@ impl Connection {
         self.buffer = Vec::new();
     }
 
-    /// Report that the text that [`read`](Connection::read) has just returned is not UTF-8. The connection reads no
+    /// Reports that the text that [`read`](Connection::read) has just returned is not UTF-8. The connection reads no
     /// more input, as if `read` had returned this failure.
     pub fn invalid_text(&mut self) -> Failure {
         self.fail();
@@ -282,7 +282,7 @@ impl Connection {
         }
     }
 
-    /// Read a frame head. If it is incomplete, store the part that there is, and return `None`.
+    /// Reads a frame head. If it is incomplete, stores the part that there is, and returns `None`.
     fn read_head(&mut self, input: &[u8], at: &mut usize) -> Result<Option<Head>, Failure> {
         let rest = &input[*at..];
         if self.head_length == 0 {
@@ -342,7 +342,7 @@ impl Connection {
         Ok(head)
     }
 
-    /// Receive a part of a control frame's payload. If it `ends` the frame, return an event.
+    /// Receives a part of a control frame's payload. If it `ends` the frame, returns an event.
     fn read_control(
         &mut self,
         part: &[u8],
@@ -362,7 +362,7 @@ impl Connection {
         }))
     }
 
-    /// Check the payload of a close frame (RFC 6455, section 5.5.1), and return its code.
+    /// Checks the payload of a close frame (RFC 6455, section 5.5.1), and returns its code.
     fn read_close(&mut self) -> Result<Option<u16>, Failure> {
         let code = match self.control() {
             [] => None,
@@ -383,7 +383,7 @@ impl Connection {
         Ok(code)
     }
 
-    /// Receive a part of a data frame's payload, which is at `range` of the input. If it ends a message, return an
+    /// Receives a part of a data frame's payload, which is at `range` of the input. If it ends a message, returns an
     /// event.
     fn read_data(
         &mut self,
@@ -468,7 +468,7 @@ impl Connection {
         str::from_utf8(reason).unwrap_or_default()
     }
 
-    /// Make a frame of a message. Text must be UTF-8. If compression was negotiated, and the message is not shorter
+    /// Makes a frame of a message. Text must be UTF-8. If compression was negotiated, and the message is not shorter
     /// than the threshold, it is compressed into the pool's memory.
     ///
     /// # Errors
@@ -503,7 +503,7 @@ impl Connection {
         }
     }
 
-    /// Make a ping.
+    /// Makes a ping.
     ///
     /// # Errors
     /// If a close frame was sent, or if `payload` is longer than 125 bytes.
@@ -515,7 +515,7 @@ impl Connection {
         Ok(ControlFrame::new(Opcode::Ping, [payload, b""]))
     }
 
-    /// Make the answer to the last ping. If several pings arrived before it can be sent, one answer is enough (RFC
+    /// Makes the answer to the last ping. If several pings arrived before it can be sent, one answer is enough (RFC
     /// 6455, section 5.5.3).
     ///
     /// # Errors
@@ -525,7 +525,7 @@ impl Connection {
         Ok(ControlFrame::new(Opcode::Pong, [self.control(), b""]))
     }
 
-    /// Make the close frame, with a code and a reason, or with neither. There is only one. To answer the client's close
+    /// Makes the close frame, with a code and a reason, or with neither. There is only one. To answer the client's close
     /// frame, use its code.
     ///
     /// # Errors

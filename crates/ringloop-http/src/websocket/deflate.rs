@@ -58,7 +58,7 @@ pub struct Negotiated {
 }
 
 impl Negotiated {
-    /// Append the value of Sec-WebSocket-Extensions.
+    /// Appends the value of Sec-WebSocket-Extensions.
     pub(super) fn write(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(b"permessage-deflate");
         if !self.server_context_takeover {
@@ -82,7 +82,7 @@ impl Negotiated {
     }
 }
 
-/// Accept the first suitable offer in `value`, a Sec-WebSocket-Extensions. `Err` means that the value is malformed.
+/// Accepts the first suitable offer in `value`, a Sec-WebSocket-Extensions. `Err` means that the value is malformed.
 pub(super) fn negotiate(value: &[u8], config: &Deflate) -> Result<Option<Negotiated>, ()> {
     let mut tokens = Tokens { rest: value };
     let mut accepted = None;
@@ -124,7 +124,7 @@ struct Offer {
 }
 
 impl Offer {
-    /// Add a parameter. `None` means that the offer must be declined, because the parameter is unknown, repeated or
+    /// Adds a parameter. `None` means that the offer must be declined, because the parameter is unknown, repeated or
     /// invalid (RFC 7692, section 7.1).
     fn with(mut self, name: &[u8], value: Option<&[u8]>) -> Option<Self> {
         let is_new = match (name, value) {
@@ -174,7 +174,7 @@ impl Offer {
     }
 }
 
-/// Parse a window size: 8 to 15, without leading zeros (RFC 7692, section 7.1.2).
+/// Parses a window size: 8 to 15, without leading zeros (RFC 7692, section 7.1.2).
 fn window_bits(value: &[u8]) -> Option<u8> {
     match value {
         b"8" => Some(8),
@@ -196,7 +196,7 @@ impl<'a> Tokens<'a> {
         }
     }
 
-    /// Consume `byte` and the whitespace around it, if it comes next. Returns whether it did.
+    /// Consumes `byte` and the whitespace around it, if it comes next. Returns whether it did.
     fn take(&mut self, byte: u8) -> bool {
         self.skip_spaces();
         let [first, rest @ ..] = self.rest else {
@@ -222,7 +222,7 @@ impl<'a> Tokens<'a> {
         (!token.is_empty()).then_some(token)
     }
 
-    /// Parse a token, or a quoted string whose content is a token.
+    /// Parses a token, or a quoted string whose content is a token.
     fn value(&mut self) -> Option<Vec<u8>> {
         let [b'"', quoted @ ..] = self.rest else {
             return self.token().map(<[u8]>::to_vec);
@@ -262,7 +262,7 @@ pub struct Pool {
 const OUTPUT_KEPT: usize = 256 << 10;
 
 impl Pool {
-    /// Prepare the output for a message.
+    /// Prepares the output for a message.
     fn clear_output(&mut self) {
         self.output.clear();
         self.output.shrink_to(OUTPUT_KEPT);
@@ -289,7 +289,7 @@ impl Deflater {
         }
     }
 
-    /// Compress a non-empty message into the pool's output. An error has zlib's message; none is known to occur.
+    /// Compresses a non-empty message into the pool's output. An error has zlib's message; none is known to occur.
     pub(super) fn compress(&mut self, message: &[u8], pool: &mut Pool) -> Result<(), String> {
         let bits = self.negotiated.server_window_bits.max(WINDOW_BITS_MIN);
         let level = Compression::new(u32::from(self.negotiated.level));
@@ -374,7 +374,7 @@ impl Inflater {
         }
     }
 
-    /// Decompress a part of a message, and append it to `message`, which must not exceed `limit` bytes.
+    /// Decompresses a part of a message, and appends it to `message`, which must not exceed `limit` bytes.
     pub(super) fn inflate(
         &mut self,
         part: &[u8],
@@ -391,7 +391,7 @@ impl Inflater {
         inflate(context, part, message, limit, &mut self.has_ended)
     }
 
-    /// Finish a message after its last part.
+    /// Finishes a message after its last part.
     pub(super) fn finish(
         &mut self,
         message: &mut Vec<u8>,
@@ -598,7 +598,7 @@ mod tests {
         }
     }
 
-    /// Decompress a message that consists of `parts`.
+    /// Decompresses a message that consists of `parts`.
     fn inflated(
         inflater: &mut Inflater,
         parts: &[&[u8]],

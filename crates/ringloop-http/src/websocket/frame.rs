@@ -61,7 +61,7 @@ pub(super) fn head_length(bytes: &[u8]) -> usize {
     2 + extended + if second & MASKED == 0 { 0 } else { 4 }
 }
 
-/// Parse `bytes`, the complete head of a client's frame. The error says what is wrong.
+/// Parses `bytes`, the complete head of a client's frame. The error says what is wrong.
 pub(super) fn parse_head(bytes: &[u8]) -> Result<Head, &'static str> {
     let (first, second) = (bytes[0], bytes[1]);
     if first & RSV & !RSV1 != 0 {
@@ -167,7 +167,7 @@ impl ControlFrame {
     }
 }
 
-/// Unmask a part of a payload, after the first `before` bytes.
+/// Unmasks a part of a payload, after the first `before` bytes.
 pub(super) fn unmask(payload: &mut [u8], mut mask: [u8; 4], before: u64) {
     mask.rotate_left((before % 4) as usize);
     let [a, b, c, d] = mask;

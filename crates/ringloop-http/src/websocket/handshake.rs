@@ -126,7 +126,7 @@ pub struct Handshake {
 }
 
 impl Handshake {
-    /// Check a request whose [`upgrade`](Facts::upgrade) is [`WebSocket`](Upgrade::WebSocket). `bytes` are the bytes of
+    /// Checks a request whose [`upgrade`](Facts::upgrade) is [`WebSocket`](Upgrade::WebSocket). `bytes` are the bytes of
     /// its head.
     ///
     /// # Errors
@@ -201,7 +201,7 @@ impl Handshake {
         !is_reserved(Known::find(name))
     }
 
-    /// Append the response to `out`. After it, the connection speaks WebSocket.
+    /// Appends the response to `out`. After it, the connection speaks WebSocket.
     ///
     /// `subprotocol` is one of those that the client offers, or `None`. `fields` are the application's fields. Date and
     /// Server come from `lines`. `unix_s` is the current time in seconds since 1970.

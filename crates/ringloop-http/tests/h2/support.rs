@@ -47,7 +47,7 @@ impl Server {
         server
     }
 
-    /// Receive `bytes`, and return the events.
+    /// Receives `bytes`, and returns the events.
     pub(crate) fn give(&mut self, bytes: &[u8]) -> Vec<Event> {
         self.connection.receive(bytes, self.now_ms);
         self.events()
@@ -63,7 +63,7 @@ impl Server {
         frames(&out)
     }
 
-    /// Receive a request without a body.
+    /// Receives a request without a body.
     pub(crate) fn request(&mut self, stream: u32, fields: &[(&str, &str)]) -> Vec<Event> {
         self.give(&frame(
             HEADERS,
@@ -232,7 +232,7 @@ impl Client {
         }
     }
 
-    /// Exchange bytes until both sides have nothing more to send, and return the server's events.
+    /// Exchanges bytes until both sides have nothing more to send, and returns the server's events.
     pub(crate) fn exchange(&mut self, server: &mut Connection) -> Vec<Event> {
         let mut context = Context::from_waker(Waker::noop());
         let mut events = Vec::new();
@@ -305,7 +305,7 @@ pub(crate) fn map_of(headers: &http::HeaderMap) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// Receive what has arrived of a response, and release its flow-control capacity.
+/// Receives what has arrived of a response, and releases its flow-control capacity.
 pub(crate) fn hear(response: h2::client::ResponseFuture) -> Answer {
     let mut context = Context::from_waker(Waker::noop());
     let mut response = Box::pin(response);

@@ -40,7 +40,7 @@ pub(crate) fn latin1(bytes: &[u8]) -> String {
     bytes.iter().copied().map(char::from).collect()
 }
 
-/// Let a connection read `pieces`, as a server would: input that was not consumed is kept for the next piece.
+/// Lets a connection read `pieces`, as a server would: input that was not consumed is kept for the next piece.
 pub(crate) fn converse<'a>(
     pieces: impl IntoIterator<Item = &'a [u8]>,
     limits: Limits,
@@ -139,7 +139,7 @@ pub(crate) fn converse<'a>(
     found
 }
 
-/// Answer the current request. All but CONNECT succeed.
+/// Answers the current request. All but CONNECT succeed.
 fn answer(connection: &mut Connection, lines: &mut Lines, out: &mut Vec<u8>) {
     let status = if connection.request().method == Method::Connect {
         405
@@ -200,7 +200,7 @@ fn check_field(field: &Field, bytes: &[u8]) -> (String, Vec<u8>) {
     (latin1(&name), value)
 }
 
-/// Check what must hold for every accepted head.
+/// Checks what must hold for every accepted head.
 fn check_head(bytes: &[u8], fields: &[(String, Vec<u8>)]) {
     assert!(bytes.ends_with(b"\r\n\r\n"));
     for (at, &byte) in bytes.iter().enumerate() {
@@ -262,7 +262,7 @@ pub(crate) fn why_hyper_is_stricter(request: &Request) -> Option<&'static str> {
     None
 }
 
-/// Compare the first request of `input` with how hyper reads it.
+/// Compares the first request of `input` with how hyper reads it.
 pub(crate) fn compare_with_hyper(input: &[u8], ours: &Conversation) {
     if matches!(ours.end, End::Http2) {
         return;

@@ -40,7 +40,7 @@ pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8>
     bytes
 }
 
-/// Split `bytes` into frames.
+/// Splits `bytes` into frames.
 pub(crate) fn frames(mut bytes: &[u8]) -> Vec<Frame> {
     let mut frames = Vec::new();
     while let Some((head, rest)) = bytes.split_first_chunk::<9>() {
@@ -165,7 +165,7 @@ pub(crate) fn feed(data: &[u8]) {
     assert!(has_ended && connection.is_over() && connection.is_idle());
 }
 
-/// Check what must hold for every request.
+/// Checks what must hold for every request.
 fn check_request(request: &ringloop_http::h2::Request) {
     let fields: Vec<_> = request.fields().collect();
     assert_eq!(fields[0], ("host", request.host()));

@@ -9,7 +9,7 @@ pub(crate) mod hyper_server;
 pub(crate) mod tls;
 pub(crate) mod websocket;
 
-/// Cut `input` into pieces of pseudo-random lengths.
+/// Cuts `input` into pieces of pseudo-random lengths.
 pub(crate) fn pieces(input: &[u8], seed: u64) -> Vec<&[u8]> {
     let mut random = seed | 1;
     let mut rest = input;
