@@ -1,4 +1,4 @@
-"""What all Python tests of the repository share: the mark `exact`, and the record that tools/run_pytest.py judges.
+"""The part that all Python tests of the repository share: the mark `exact`, and the record that tools/run_pytest.py judges.
 
 `--record FILE` writes a line of JSON for each test: its name, how it ended, how long it took, and how much CPU time its process and the
 children that it waited for used meanwhile. It works with and without pytest-xdist.

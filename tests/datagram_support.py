@@ -133,7 +133,7 @@ def full_pair():
 
 
 def drain(sock):
-    """What the non-blocking socket has."""
+    """Return what the non-blocking socket has."""
     received = []
     with contextlib.suppress(BlockingIOError):
         while True:

@@ -45,7 +45,7 @@ def fill(sock):
 
 
 def received(sock):
-    """What has come: bytes, which are empty at the end of the stream, or None."""
+    """Return what has come: bytes, which are empty at the end of the stream, or None."""
     try:
         return sock.recv(1 << 16)
     except BlockingIOError:
@@ -72,7 +72,7 @@ class Stranger:
         self.far.close()
 
     def state(self):
-        """What it was sent in the name of another, and what is left of the data that was sent to it."""
+        """Return what it was sent in the name of another, and what is left of the data that was sent to it."""
         return received(self.far), received(self.near)
 
 
@@ -104,7 +104,7 @@ def parted(way, sock):
 
 
 def outcome_of(function, *arguments):
-    """What a call returned or raised, in a form that compares."""
+    """Return what a call returned or raised, in a form that compares."""
     try:
         return function(*arguments)
     except Exception as error:

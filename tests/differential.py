@@ -53,7 +53,7 @@ def described(value):
 
 
 class Journal(logging.Handler):
-    """What happened, in order: what the body notes, what is logged, and what reaches the exception handler."""
+    """The events, in order: what the body notes, what is logged, and what reaches the exception handler."""
 
     def __init__(self):
         super().__init__(logging.DEBUG)
@@ -130,7 +130,7 @@ def journal_of(body, factory, collect=True):
 
 @functools.cache
 def reference_of(function, arguments, collect):
-    """What stock asyncio does, asked once for all arms."""
+    """Return what stock asyncio does, asked once for all arms."""
     return journal_of(functools.partial(function, *arguments), support.loop_factory("asyncio"), collect)
 
 

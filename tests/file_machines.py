@@ -92,7 +92,7 @@ class FileMachine(RuleBasedStateMachine):
         return TEXT[start : start + count]
 
     def in_the_model(self, name, *arguments):
-        """What a call on the blocking file comes to."""
+        """Return what a call on the blocking file comes to."""
         model, number = self.model, self.model.fileno()
         try:
             match name:

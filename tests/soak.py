@@ -90,7 +90,7 @@ def descriptors():
 
 
 def resident_bytes():
-    """What the process occupies once the C library has returned what is free."""
+    """Return what the process occupies once the C library has returned what is free."""
     if hasattr(C_LIBRARY, "malloc_trim"):
         C_LIBRARY.malloc_trim(0)
     with open("/proc/self/statm") as statm:

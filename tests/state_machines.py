@@ -34,7 +34,7 @@ FLUSHING = sslproto.SSLProtocolState.FLUSHING
 BYTES_MAX = 4_000_000
 """No end writes more than this."""
 TEXT = random.Random(1).randbytes(BYTES_MAX)
-"""What each end writes: its next bytes are those that follow the last ones."""
+"""The text that each end writes: its next bytes are those that follow the last ones."""
 QUIET_TURNS = 12
 """When nothing has changed for this number of turns, nothing will. Fewer than those in which a loop looks at the kernel each time."""
 
@@ -46,11 +46,11 @@ WRITELINES_IS_BROKEN = (
 """asyncio of Python 3.12 and 3.13 never pauses the protocol there, and after a failed write it fills a buffer that nobody empties."""
 
 MISTAKES = ("AttributeError", "InvalidStateError")
-"""What asyncio's own code raises in callbacks after the end of a connection."""
+"""The errors that asyncio's own code raises in callbacks after the end of a connection."""
 
 
 class Boom(Exception):
-    """What protocols raise when they are told to."""
+    """The error that protocols raise when they are told to."""
 
 
 class SameThread(concurrent.futures.ThreadPoolExecutor):
@@ -75,7 +75,7 @@ class World:
         self.loop.set_default_executor(SameThread())
         self.mistakes = MISTAKES if arm == "asyncio" else ()
         self.after_close = lambda transport: None
-        """What is done after each call of a transport's close()."""
+        """A function that is called after each call of a transport's close()."""
         self.ends = []
         self.reported = []
 
@@ -105,7 +105,7 @@ class World:
 
 
 def differences(wanted, found):
-    """What differs between two states, for people."""
+    """Return what differs between two states, for people."""
     return {key: (wanted.get(key), found.get(key)) for key in {**wanted, **found} if wanted.get(key) != found.get(key)}
 
 
@@ -204,7 +204,7 @@ class End:
             return described(error)
 
     def transport_state(self):
-        """What must be the same in both worlds of a transport of bytes, and of what came through it."""
+        """Return what must be the same in both worlds of a transport of bytes, and of what came through it."""
         state = {
             "closing": self.ask("is_closing"),
             "is_reading": self.ask("is_reading"),
@@ -288,7 +288,7 @@ class StreamEnd(End):
         self.was_full = False
 
     def ask(self, method):
-        """What the transport says of itself, or how it refuses to: under TLS it knows nothing any more once it is closed."""
+        """Return what the transport says of itself, or how it refuses to: under TLS it knows nothing any more once it is closed."""
         return None if self.transport is None else self.outcome_of(getattr(self.transport, method))
 
     def progress(self):
@@ -297,14 +297,14 @@ class StreamEnd(End):
         return len(self.received), len(self.reading), len(self.writing), size
 
     def state(self):
-        """What must be the same in both worlds."""
+        """Return what must be the same in both worlds."""
         state = {"reading": self.reading, "writing": self.writing}
         if self.transport is None:
             return state
         return state | self.transport_state()
 
     def chances(self):
-        """What shows how many turns it took to send a file."""
+        """Return what shows how many turns it took to send a file."""
         return "eof" in self.reading, self.ask("is_reading"), self.busy_count
 
     def holds(self):
@@ -315,7 +315,7 @@ class StreamEnd(End):
         return True
 
     def check(self):
-        """What must hold in each world."""
+        """Check what must hold in each world."""
         sent = TEXT[: self.peer.written]
         assert sent.startswith(self.received)
         ends = self, self.peer
@@ -505,7 +505,7 @@ CALLBACKS = st.sampled_from(["data", "eof", "pause", "resume", "lost"])
 
 
 def stream_actions(extra):
-    """What may be done to one end, now or in a callback."""
+    """Return what may be done to one end, now or in a callback."""
     now = st.one_of(st.tuples(st.just("write"), COUNTS, HOW), *COMMON, *extra)
     within = st.one_of(st.tuples(st.just("write"), SMALL_COUNTS, HOW), st.tuples(st.just("boom")), *COMMON, *extra)
     within = st.one_of(within, st.tuples(st.just("soon"), within))
@@ -875,7 +875,7 @@ PIPE_ACTIONS = {
 
 
 def pipe_steps(number):
-    """What may be done to one end: 0 reads, 1 writes."""
+    """Return what may be done to one end: 0 reads, 1 writes."""
     small = st.one_of(PIPE_ACTIONS[number])
     now = st.one_of(st.tuples(st.just("write"), COUNTS, HOW), small) if number else small
     plans = {0: ["data", "eof", "lost"], 1: ["pause", "resume", "lost"]}[number]

@@ -43,7 +43,7 @@ class End:
         return len(self.results), len(self.reader._buffer), size, self.reader._waiter is None
 
     def state(self):
-        """What must be the same in both worlds."""
+        """Return what must be the same in both worlds."""
         reader, transport = self.reader, self.writer.transport
         state = {
             "closing": transport.is_closing(),
@@ -59,7 +59,7 @@ class End:
         return state
 
     def check(self):
-        """What must hold in each world."""
+        """Check what must hold in each world."""
         if self.is_pure:
             content = bytes(self.taken) + bytes(self.reader._buffer)
             assert TEXT[: self.peer.written].startswith(content), "the content is not what was written"
@@ -125,7 +125,7 @@ class End:
             return tasks[index % len(tasks)].cancel()
 
     def begin_by_hand(self, count, end):
-        """What a debugger does, or a program with an event loop of its own."""
+        """Begin a read as a debugger does, or a program with an event loop of its own."""
         call = self.reader.read(count)
         try:
             future = call.send(None)

@@ -555,7 +555,7 @@ def refuse_io_uring(number, *calls):
 
 
 def restore_interrupts():
-    """What a child does first (`preexec_fn`): if the tests run in the background, SIGINT is ignored, and children inherit that."""
+    """Restore SIGINT, first in a child (`preexec_fn`): if the tests run in the background, it is ignored, and children inherit that."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

@@ -150,7 +150,7 @@ async def serve_websocket(case: str, scope: Any, receive: Any, send: Any, events
 
 
 class Different(Exception):
-    """What a server does that the specification doesn't say."""
+    """A difference of a server from the specification."""
 
 
 def demand(condition: object, what: object) -> None:

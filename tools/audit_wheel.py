@@ -342,7 +342,7 @@ CHECKS = (
 
 
 def problems(path: pathlib.Path) -> list[str]:
-    """What is wrong with a wheel."""
+    """Return what is wrong with a wheel."""
     try:
         wheel = open_wheel(path)
     except Unreadable as error:

@@ -50,7 +50,7 @@ ERRORS = re.compile(
     r"^(FAILED|FLAKY|ERROR) |^test .* FAILED|^thread .* panicked at|^error|^make.*\*\*\*|Segmentation|Aborted",
     re.MULTILINE,
 )
-"""What the summary repeats of the output of a step that failed."""
+"""The part that the summary repeats of the output of a step that failed."""
 Lane = Literal["main", "beside"]
 
 
@@ -293,7 +293,7 @@ def conformance(python: Interpreter, *, in_quick: bool) -> Step:
 
 
 def long_steps(main: Interpreter, newest: Interpreter) -> Iterator[Step]:
-    """What takes too long for each commit. The workflow in .github runs these as jobs of their own."""
+    """Yield the steps that take too long for each commit. The workflow in .github runs these as jobs of their own."""
     wheels = "target/test-package"
     for name, covers, command in (
         (
@@ -393,7 +393,7 @@ class Run:
 
 
 def changes_of_asyncio(interpreters: Sequence[Interpreter]) -> Iterator[str]:
-    """What has changed in asyncio since somebody read it. It fails no test, because a maintainer must read it."""
+    """Return what has changed in asyncio since somebody read it. It fails no test, because a maintainer must read it."""
     for python in interpreters:
         report = run_quietly(*python.inside, python.python, "tools/asyncio_sources.py")
         if report.returncode == 1:
@@ -436,7 +436,7 @@ def print_summary(outcomes: Sequence[Outcome], notes: Sequence[str], flaky: Sequ
 
 
 def describe_machine() -> str:
-    """What a reader of the times must know."""
+    """Return what a reader of the times must know."""
     load = ", ".join(f"{average:.1f}" for average in os.getloadavg())
     return f"{os.cpu_count()} CPUs, Linux {platform.release()}, load average {load} at the start"
 

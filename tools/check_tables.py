@@ -38,14 +38,14 @@ def folder_of(name: str) -> str:
 
 
 def steps_table(report: dict[str, Any]) -> str:
-    """What each step took."""
+    """Return a table of what each step took."""
     rows = [[step["name"], minutes(step["wall_s"]), minutes(step["cpu_s"])] for step in report["steps"]]
     total = ["together", minutes(report["wall_s"]), minutes(sum(step["cpu_s"] for step in report["steps"]))]
     return table(["step", "minutes", "minutes of CPU"], [*rows, total])
 
 
 def folders_table(records: dict[str, list[test_records.Record]]) -> str:
-    """What the tests of each folder took, on each interpreter."""
+    """Return a table of what the tests of each folder took, on each interpreter."""
     groups: dict[tuple[str, str], list[test_records.Record]] = collections.defaultdict(list)
     for kind, tests in records.items():
         for test in tests:

@@ -55,7 +55,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def subject(entry: dict[str, Any]) -> tuple[str, tuple[int, ...]]:
-    """What an entry is about: the suite, and the minor version of Python."""
+    """Return what an entry is about: the suite, and the minor version of Python."""
     return entry["suite"], tuple(map(int, entry["python"].split(".")[:2]))
 
 

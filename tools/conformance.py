@@ -408,7 +408,7 @@ def run_failed_again(
 
 
 def describe(outcomes: Sequence[Outcome], control: dict[str, str]) -> dict[str, Any]:
-    """What compatibility.py records; `control` is the status of each test on asyncio. What is left out counts there neither."""
+    """Return what compatibility.py records; `control` is the status of each test on asyncio. What is left out counts there neither."""
     left_out = {outcome.test for outcome in outcomes if outcome.status == "left out"}
     ended = {CONTROL: {test: "left out" if test in left_out else status for test, status in control.items()}}
     for outcome in outcomes:

@@ -207,7 +207,7 @@ class RustPath:
 
 @dataclass
 class RustFile:
-    """What a file of a crate says, outside of tests."""
+    """The contents of a file of a crate, outside of tests."""
 
     paths: list[RustPath] = field(default_factory=list)
     macros: set[str] = field(default_factory=set)

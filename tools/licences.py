@@ -25,7 +25,7 @@ TARGETS = tuple(f"{machine}-unknown-linux-{libc}" for machine in ("x86_64", "aar
 ALLOWED = ("MIT", "Apache-2.0", "BSD-3-Clause", "ISC", "Zlib")
 """The licences that wheels may contain, the preferred one first. deny.toml has those of all dependencies."""
 FILE_OF = {"MIT": "MIT", "Apache-2.0": "APACHE", "BSD-3-Clause": "BSD", "ISC": "ISC", "Zlib": "ZLIB"}
-"""What the name of a file with this licence's text contains, in a crate that offers several licences."""
+"""The words in the name of a file with this licence's text, in a crate that offers several licences."""
 TOOLCHAINS = """\
 The Rust standard library is linked into every wheel. It is under MIT OR Apache-2.0, Copyright (c) The Rust Project
 Contributors. Wheels for musl also contain libunwind of the LLVM Project, which is under Apache-2.0 WITH LLVM-exception OR MIT,

@@ -15,7 +15,7 @@ NEWEST = (3, 15)
 
 
 def shortcomings() -> "list[str]":
-    """What prevents this interpreter from building ringloop: one sentence for each problem."""
+    """Return what prevents this interpreter from building ringloop: one sentence for each problem."""
     version = "{}.{}".format(*sys.version_info[:2])
     if sys.implementation.name != "cpython":
         return [f"this is {sys.implementation.name}; ringloop needs CPython"]

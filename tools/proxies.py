@@ -99,7 +99,7 @@ def is_same(line: bytes, meant: bytes) -> bool:
 
 
 def exchange(port: int, request: bytes, silence_s: float) -> bytes:
-    """What comes until the connection ends, or nothing comes for some time."""
+    """Return what comes until the connection ends, or nothing comes for some time."""
     data = b""
     with socket.create_connection((HOST, port), PATIENCE_S) as sock, contextlib.suppress(OSError):
         sock.sendall(request)

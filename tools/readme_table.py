@@ -48,7 +48,7 @@ ROWS = {
     "loops/http/aiohttp/500": "the same, 500 connections",
     "loops/schedule/call_soon_50000": "call_soon, 50,000 in a batch: mostly the cost of memory",
 }
-"""What is in the table, from top to bottom."""
+"""The rows of the table, from top to bottom."""
 
 
 def extract(result: dict[str, Any]) -> dict[str, Any]:

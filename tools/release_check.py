@@ -31,7 +31,7 @@ def version() -> str:
 
 
 def wrong_versions(wanted: str) -> Iterator[str]:
-    """What names another version."""
+    """Return what names another version."""
     workspace = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]
     for name, dependency in workspace["dependencies"].items():
         if name.startswith("ringloop") and dependency["version"] != wanted:
@@ -42,7 +42,7 @@ def wrong_versions(wanted: str) -> Iterator[str]:
 
 
 def wrong_changelog(wanted: str) -> Iterator[str]:
-    """What CHANGELOG.md lacks for a release."""
+    """Return what CHANGELOG.md lacks for a release."""
     text = (ROOT / "CHANGELOG.md").read_text()
     heading = re.search(rf"^## \[{re.escape(wanted)}\] - (\S+)$", text, re.MULTILINE)
     if heading is None:
@@ -63,7 +63,7 @@ def relative_links(text: str) -> list[str]:
 
 
 def wrong_descriptions() -> Iterator[str]:
-    """What PyPI and crates.io would show wrongly."""
+    """Return what PyPI and crates.io would show wrongly."""
     for name in ("README.md", "lab/README.md", "crates/ringloop/README.md", "crates/ringloop-driver/README.md"):
         if links := relative_links((ROOT / name).read_text()):
             yield f"{name}: {len(links)} links are relative, such as {links[0]}; PyPI and crates.io cannot follow them"
@@ -86,7 +86,7 @@ def old_licences() -> Iterator[str]:
 
 
 def wrong_files(wanted: str) -> Iterator[str]:
-    """What is missing in `dist`, or does not belong there."""
+    """Return what is missing in `dist`, or does not belong there."""
     names = {path.name for path in DIST.iterdir()} if DIST.exists() else set()
     wheels = {name for name in names if re.fullmatch(rf"ringloop-{re.escape(wanted)}-cp\S+\.whl", name)}
     if len(wheels) != WHEELS:

@@ -34,7 +34,7 @@ CONTENTS = (
     "licenses/THIRD-PARTY-LICENSES",
     "sboms/ringlab.cdx.json",
 )
-"""What a wheel must have; the last ones in the folder of its metadata."""
+"""The files that a wheel must have; the last ones in the folder of its metadata."""
 
 
 def rust_target(machine: str) -> str:

@@ -57,7 +57,7 @@ def connections(pid: int) -> int:
 
 
 def attack(name: str, backend: str, folder: Path) -> list[str]:
-    """What is wrong after an attack."""
+    """Return what is wrong after an attack."""
     wrong = []
     deadlines = [f"--timeout-{of}={DEADLINE_S}" for of in ("head", "body", "write")]
     port = free_port()

@@ -272,7 +272,7 @@ def compare(runner: Runner, results: dict[str, Result]) -> dict[str, dict[str, s
 
 
 def describe(suite: Suite, results: dict[str, Result], verdicts: dict[str, dict[str, str]]) -> dict[str, Any]:
-    """What compatibility.py records of a suite."""
+    """Return what compatibility.py records of a suite."""
     loops = {
         loop: {"passed": result.passed, "skipped": result.skipped, "failed": sorted(result.failed)}
         | ({"verdicts": verdicts[loop]} if loop in verdicts else {})

@@ -1,4 +1,4 @@
-"""What the tests of a run took and how they ended, and when a failed test may be run again.
+"""The times and outcomes of the tests of a run, and when a failed test may be run again.
 
 A failed test is run again, alone, twice. If it passes both times, it is flaky: it is reported, and the run passes as long as no more
 than MAX_FLAKY tests are. A test that is marked as exact, and one that ended its process, is never run again.

@@ -60,7 +60,7 @@ class Trial:
     """Why there is none."""
 
     def __str__(self) -> str:
-        """What is tried on what."""
+        """Say what is tried on what."""
         return f"{self.package.name} on CPython {self.version}" if self.version else self.package.name
 
     def run(self, tests: str) -> bool:

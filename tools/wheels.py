@@ -29,7 +29,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PYTHONS = ("3.11", "3.12", "3.13", "3.14", "3.15")
 LACKING = 77
 BUILT_STD = "std,panic_abort"
-"""What -Zbuild-std builds. panic_abort is needed although panics unwind."""
+"""The crates that -Zbuild-std builds. panic_abort is needed although panics unwind."""
 
 FAST = {
     "CARGO_PROFILE_RELEASE_LTO": "off",

@@ -25,7 +25,7 @@ SHOWN = ("begun", "machine", "kernel", "load", "rounds")
 
 
 class RunCharts(Directive):
-    """What was run, and a chart for each workload."""
+    """A run, and a chart for each workload."""
 
     def run(self) -> list[nodes.Node]:
         config = self.state.document.settings.env.config

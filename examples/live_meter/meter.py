@@ -98,7 +98,7 @@ class Meter:
 
 
 def one_line(before: ringloop.Metrics, now: ringloop.Metrics, elapsed_s: float) -> str:
-    """What happened between two snapshots, as a line."""
+    """Return what happened between two snapshots, as a line."""
     callbacks = now.callbacks - before.callbacks
     calls = now.system_calls - before.system_calls
     busy = (now.busy_seconds - before.busy_seconds) / elapsed_s

@@ -393,7 +393,7 @@ class Headline:
     floor: float
     copies: Mapping[str, str]
     share: float = 1.0
-    """What these comparisons have of the 5% for mistakes."""
+    """The share of these comparisons in the 5% for mistakes."""
 
     def __post_init__(self) -> None:
         """Compare."""

@@ -37,7 +37,7 @@ class Order:
 
     arm: manifest.Arm
     kind: str
-    """What it serves: echo, http, or asgi."""
+    """The kind of its server: echo, http, or asgi."""
     workers: int
     feature: str = ""
     memory_bytes: float = math.inf
@@ -47,7 +47,7 @@ class Order:
 
 @dataclass
 class Loaded:
-    """What a load has measured."""
+    """The measurements of a load."""
 
     event: dict[str, Any]
     """The load generator's result, or those of several as one."""
@@ -55,14 +55,14 @@ class Loaded:
     """Of the machine of the server."""
     counted: dict[str, float] = field(default_factory=dict)
     stacks: dict[tuple[str, ...], int] = field(default_factory=dict)
-    """What an instrument has found, if one was asked for."""
+    """The reading of an instrument, if one was asked for."""
 
 
 class Serving(Protocol):
     """A server while it is measured."""
 
     checks: Sequence[results.Check]
-    """What the arm declares, looked up on its process."""
+    """The declarations of the arm, looked up on its process."""
     complaint: str
     """How it ended, where that wasn't as it should; known after the end."""
 

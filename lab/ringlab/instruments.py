@@ -1,4 +1,4 @@
-"""What looks into a server's processes while it is loaded: counters of events, and samples of stacks.
+"""Instruments that look into a server's processes while it is loaded: counters of events, and samples of stacks.
 
 It works on the machine of the server, wherever that is.
 """
@@ -19,7 +19,7 @@ NOT_STARTED = "the lab has not started the server"
 
 @dataclass(frozen=True)
 class Instrument:
-    """What is looked up in a load."""
+    """An instrument that looks into a load."""
 
     tool: str
     """perf or strace, which count events; or STACKS."""
@@ -28,10 +28,10 @@ class Instrument:
 
 @dataclass(frozen=True)
 class Instruments:
-    """What a machine has."""
+    """The instruments of a machine."""
 
     tool: str = ""
-    """What counts system calls, if anything does."""
+    """The tool that counts system calls, if any."""
     why_no_tool: str = NOT_STARTED
     instructions: str = ""
     """perf's event for instructions, if there is one."""
@@ -48,7 +48,7 @@ def find() -> Instruments:
 
 @dataclass
 class Reading:
-    """What an instrument has found."""
+    """The findings of an instrument."""
 
     counted: dict[str, float] = field(default_factory=dict)
     """By event, as system_calls.per_operation() takes it."""

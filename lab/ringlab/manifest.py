@@ -26,10 +26,10 @@ from ringlab import Refused, results, sources
 
 FILE_NAME = "target.toml"
 KINDS = ("echo", "http", "discard", "bind", "asgi", "loops", "files")
-"""What a program can be asked to do."""
+"""The kinds of work that a program can be asked for."""
 WORKLOADS = ("bind", "http", "rtt", "echo", "asgi", "loops", "files")
 SERVED = (*WORKLOADS, "discard")
-"""What arms can serve: workloads, and what a workload of another name needs (workloads.LOADS)."""
+"""The workloads that arms can serve, and what a workload of another name needs (workloads.LOADS)."""
 KIND_OF_WORKLOAD = {name: name for name in SERVED} | {"rtt": "echo"}
 SERVERS = ("echo", "http", "discard", "asgi")
 """The kinds that are loaded from another process."""
@@ -50,7 +50,7 @@ PLACEHOLDERS = {
 DETECT_TIMEOUT_S = 60
 TIMEOUT_LEAST_S = 0.1
 INTEGER_LEAST, INTEGER_MOST = -(1 << 63), (1 << 63) - 1
-"""What TOML has (toml.io/en/v1.0.0#integer)."""
+"""The range of integers in TOML (toml.io/en/v1.0.0#integer)."""
 BUILD_TIMEOUT_S = 1800
 LOG_NAME = "build.log"
 STAMP_NAME = "built-with.txt"
@@ -120,7 +120,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class Declares:
-    """What an arm declares about itself; None if it declares nothing."""
+    """The declarations of an arm about itself; None if it declares nothing."""
 
     workers: int = 1
     max_workers: int = 0

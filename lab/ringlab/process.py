@@ -276,7 +276,7 @@ class Server:
 
     @property
     def lines(self) -> list[str]:
-        """What it printed last."""
+        """The lines that it printed last."""
         assert self.child is not None
         return list(self.child.stdout.lines)
 

@@ -57,7 +57,7 @@ class Report:
 
     @property
     def cells(self) -> list[str]:
-        """What is measured."""
+        """The cells that are measured."""
         return list(dict.fromkeys(row.cell for row in self.rows))
 
 

@@ -1,4 +1,4 @@
-"""What a run has found, as dataclasses and as JSON.
+"""The result of a run, as dataclasses and as JSON.
 
 The JSON follows schema/result-v1.json, which is made from these classes: `python -m ringlab.results` prints it. Times have
 their unit in the name; a ratio is a figure of an arm divided by the same figure of the baseline, in the same round.
@@ -40,7 +40,7 @@ class ResultError(Refused):
 
 @dataclass(kw_only=True)
 class Finding:
-    """What preflight found about the machine, in one respect."""
+    """A finding of preflight about the machine, in one respect."""
 
     name: str
     status: FindingStatus
@@ -70,7 +70,7 @@ class Placement:
 
 @dataclass(kw_only=True)
 class Environment:
-    """What may explain the figures, or a difference from another run's."""
+    """The circumstances that may explain the figures, or a difference from another run's."""
 
     host: str = ""
     kernel: str = ""
@@ -119,7 +119,7 @@ class Arm:
     title: str
     workloads: list[str] = field(default_factory=list)
     declares: dict[str, Any] = field(default_factory=dict)
-    version: Annotated[str, "What the first detect command printed; may be empty."] = ""
+    version: Annotated[str, "The output of the first detect command; may be empty."] = ""
     environment: dict[str, str] = field(default_factory=dict)
     repeats: Annotated[str, "The arm that this one is a second copy of (the A/A arm); empty for all others."] = ""
     skipped: Annotated[str, "Why it took no part; empty where it did."] = ""
@@ -149,7 +149,7 @@ class ErrorCount:
 
 @dataclass(kw_only=True)
 class RatePoint:
-    """What a server did at one offered rate; in an analysis, the medians of several trials at about that rate."""
+    """The behaviour of a server at one offered rate; in an analysis, the medians of several trials at about that rate."""
 
     offered_per_s: float
     achieved_per_s: float
@@ -191,7 +191,7 @@ class Sample:
 
 @dataclass(kw_only=True)
 class Ceiling:
-    """What the load generator reaches against its own minimal responder, with each on its own CPU."""
+    """The rate that the load generator reaches against its own minimal responder, with each on its own CPU."""
 
     operations_per_s: Annotated[float, "The greatest of its rounds, and never less than a server has reached."]
     client_cpu_fraction: float
@@ -218,7 +218,7 @@ class SystemCalls:
 
 @dataclass(kw_only=True)
 class Probe:
-    """What an HTTP server answered to requests that are no plain GET."""
+    """The answers of an HTTP server to requests that are no plain GET."""
 
     arm: str
     parser: Literal["real", "canned", "unknown"]
@@ -248,7 +248,9 @@ class Comparison:
     ratio: Annotated[float, "Geometric mean over the rounds of arm / baseline."]
     low: Annotated[float, "The lower end of the interval that the verdict rests on, which has `confidence`."]
     high: float
-    confidence: Annotated[float, "What Holm's method asks of this comparison; of a tie, that of two one-sided tests."]
+    confidence: Annotated[
+        float, "The confidence that Holm's method asks of this comparison; of a tie, that of two one-sided tests."
+    ]
     p: Annotated[float, "Probability of a ratio so far from 1 between equals."]
     p_adjusted: Annotated[float, "The same after Holm's correction for the number of arms."]
     rounds: Annotated[int, "Those in which both were measured."]
@@ -338,7 +340,7 @@ class Sweep:
 
 @dataclass(kw_only=True)
 class Analysis:
-    """What the samples of a cell say."""
+    """The evaluation of a cell's samples."""
 
     summaries: list[Summary] = field(default_factory=list)
     groups: list[Group] = field(default_factory=list)
@@ -351,11 +353,11 @@ class Analysis:
 
 @dataclass(kw_only=True)
 class Look:
-    """What a cell's arms were found to be before the last round, to give rounds to those that need them."""
+    """A judgement of a cell's arms before the last round, to give rounds to those that need them."""
 
     after: Annotated[int, "The rounds that every arm ran in."]
     stopped: Annotated[list[str], "Arms that ran in no further round, because they were decided."]
-    share: Annotated[float, "What the look spent of the 5% for mistakes; the verdicts have the rest."]
+    share: Annotated[float, "The share that the look spent of the 5% for mistakes; the verdicts have the rest."]
 
 
 @dataclass(kw_only=True)
@@ -368,7 +370,7 @@ class Cell:
         "bind", "http", "rtt", "loop", "echo", "asgi", "loops", "files", "sweep", "churn", "idle", "stream"
     ]
     title: str
-    operation: Annotated[str, "What is counted: 'message', 'request', 'bind', ..."]
+    operation: Annotated[str, "The operation that is counted: 'message', 'request', 'bind', ..."]
     parameters: dict[str, Any] = field(default_factory=dict)
     metrics: list[Metric] = field(default_factory=list)
     arms: list[str] = field(default_factory=list)
@@ -418,7 +420,7 @@ class GoalVerdict:
     kind: GoalKind
     limit: float
     value: Annotated[
-        float, "What the limit is held against, in the cell that decides; 0 where nothing was measured."
+        float, "The figure that the limit is held against, in the cell that decides; 0 where nothing was measured."
     ] = 0.0
     low: Annotated[float, "The lower end of the interval that the verdict rests on."] = 0.0
     high: float = 0.0
@@ -447,7 +449,7 @@ class Machine:
     clock_uncertainty_s: Annotated[
         float, "Half the round trip by which clocks were compared; the worst of the run."
     ] = 0.0
-    placed: Annotated[str, "What ran there."] = ""
+    placed: Annotated[str, "The part that ran there."] = ""
 
 
 @dataclass(kw_only=True)

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 EXIT_INTERRUPTED = 130
 HERE = Elsewhere()
 QUICK_MINUTES = 8.0
-"""What `--quick` spends on measuring: with builds and probes it must end in under ten."""
+"""The time that `--quick` spends on measuring: with builds and probes it must end in under ten."""
 QUICK_WINDOW_LEAST = 0.5
 """The share of quick's window below which samples say too little."""
 BUDGET_LEAST_S = 1.0

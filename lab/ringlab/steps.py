@@ -38,7 +38,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Noise:
-    """What one run says of how far a figure of its own can be trusted."""
+    """The evidence of one run for how far a figure of its own can be trusted."""
 
     again: float | None = None
     """The ratio of the same figure between two copies of one arm; None where there was no copy."""

@@ -30,11 +30,11 @@ class Subject:
     operation: str
     metrics: tuple[Metric, ...]
     words: tuple[str, ...]
-    """What it is told."""
+    """The words of its command line."""
     windows: Windows
     quick: bool = False
     features: tuple[str, ...] = ()
-    """What an arm must not lack."""
+    """The features that an arm must not lack."""
     checked: bool = False
     """A machine may be unable to measure it, and is asked first."""
     connections: int = 0
@@ -76,7 +76,7 @@ def operation(
 
 
 def scheduling() -> Iterator[Subject]:
-    """What a loop does without the network, and around it."""
+    """Yield the cells of a loop's own work, without the network and around it."""
     yield operation("schedule/chain", "a callback that schedules itself, one per iteration, beside a listener", "chain")
     yield operation(
         "schedule/chains", "100 callbacks an iteration, each of which schedules its successor", "chains", quick=False
@@ -279,7 +279,7 @@ def https() -> Iterator[Subject]:
 
 
 def waiting() -> Iterator[Subject]:
-    """What a loop costs that has little or nothing to do."""
+    """Yield the cells of a loop that has little or nothing to do."""
     for name, title, interval_us, more in (
         ("idle", "a server with one idle connection", 0, ()),
         ("10ms", "a server that echoes 1 KB every 10 ms", 10_000, (P50,)),

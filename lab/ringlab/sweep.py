@@ -46,7 +46,7 @@ TOGETHER = 1.05
 
 @dataclass(frozen=True)
 class Knee:
-    """What a search has found."""
+    """The knee that a search has found."""
 
     per_s: float
     bound: Bound

@@ -29,7 +29,7 @@ Status = Literal["set", "as it should be", "can't be done"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a setting."""
+    """The outcome for a setting."""
 
     title: str
     status: Status

@@ -54,11 +54,11 @@ class Judged:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What two results say of each other."""
+    """A comparison of two results."""
 
     judged: list[Judged]
     notes: list[str]
-    """What makes the comparison less certain, and what could not be compared."""
+    """Reasons that make the comparison less certain, and what could not be compared."""
     missing: list[tuple[str, str]]
     """Cells and arms that only the first result has figures of."""
 

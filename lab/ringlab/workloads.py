@@ -36,7 +36,7 @@ VOIDING = ("mismatch", "unexpected")
 WINDOW_LEAST = 0.9
 """The share of the window that must have been measured."""
 PROGRAM_WINDOW_S_LEAST = 0.1
-"""What a program that times itself measures at least."""
+"""The shortest window of a program that times itself."""
 CEILING_FACTOR = 1.5
 """A server whose rate is nearer to the load generator's own is measured by the generator's limit."""
 CLIENT_BUSY = 1 / CEILING_FACTOR
@@ -132,12 +132,12 @@ class CellPlan:
     protocol: Protocol | Literal[""] = ""
     """Whose servers one of LOADS loads: those of the workload of this name."""
     feature: str = ""
-    """What an ASGI server is started for."""
+    """The feature that an ASGI server is started for."""
     words: tuple[str, ...] = ()
-    """What the load generator is told of a cell of asgi or of LOADS: its workload, and what to send and to expect. Of a subject: what
+    """The load generator's arguments for a cell of asgi or of LOADS: its workload, and what to send and to expect. Of a subject: what
     it measures."""
     features: tuple[str, ...] = ()
-    """What an arm must not lack."""
+    """The features that an arm must not lack."""
     checked: bool = False
     """A subject is asked first whether this machine can measure it."""
     starts: int = 1
@@ -151,7 +151,7 @@ class CellPlan:
 
     @property
     def kind(self) -> str:
-        """What the programs of the arms are asked for."""
+        """The kind that the programs of the arms are asked for."""
         return self.protocol or KIND_OF_WORKLOAD[self.workload]
 
     @property
@@ -513,7 +513,7 @@ def native_cells() -> list[CellPlan]:
 
 
 def subject_cells() -> list[CellPlan]:
-    """What programs measure themselves."""
+    """Return the cells that programs measure themselves."""
     return [
         CellPlan(
             name=each.name,
@@ -585,7 +585,7 @@ def churn_cells() -> list[CellPlan]:
 
 
 def idle_cells() -> list[CellPlan]:
-    """What the memory of a server grows by with connections that rest; http/idle and asgi/idle are cells of those workloads."""
+    """Return the cells of a server's memory with connections that rest; http/idle and asgi/idle are cells of those workloads."""
     return [
         CellPlan(
             name=f"idle/echo/{connections}",
@@ -606,7 +606,7 @@ def idle_cells() -> list[CellPlan]:
 
 
 def stream_cells() -> list[CellPlan]:
-    """What tcpkali measures: streams to a server that sends everything back, or to one that throws everything away."""
+    """Return the cells of what tcpkali measures: streams to a server that sends everything back, or to one that throws everything away."""
     kinds: tuple[tuple[str, Protocol, str, tuple[Metric, ...]], ...] = (
         ("stream", "echo", "in both directions", (CPU_PER_MEGABYTE, MEGABYTES, CHANNEL)),
         (

@@ -1,4 +1,4 @@
-"""What is said of a cell follows from its samples: who wins, who is the baseline, what is no difference, and who was left out."""
+"""The verdicts on a cell follow from its samples: who wins, who is the baseline, what is no difference, and who was left out."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -168,7 +168,7 @@ def test_a_consistent_report_never_raises_an_alarm(text: str) -> None:
 
 @st.composite
 def consistent_outputs(draw: st.DrawFn) -> str:
-    """What tcpkali prints of a run."""
+    """Return what tcpkali prints of a run."""
     connections, seconds = draw(st.integers(1, 5000)), draw(st.floats(0.5, 100))
     sent = draw(st.integers(10**6, 10**12))
     received = round(sent * draw(st.floats(0.9, 1.0)))

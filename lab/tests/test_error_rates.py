@@ -180,7 +180,7 @@ def adapted(logs: Logs, rounds: int) -> Logs:
 
 REST = 1 - statistics.LOOK_SHARE
 MIXED = np.log([1.0, 1.0, 1.0, 1.05, 1.05, 1.1, 1.1, 1.3, 1.4, 1.5, 1.6, 1.8, 2.0, 2.5])
-"""What arms cost, half of which are far from the others."""
+"""The costs of arms, half of which are far from the others."""
 
 
 @pytest.mark.parametrize("noise", NOISE)
@@ -219,7 +219,7 @@ def test_rounds_for_what_is_open_find_a_difference_of_5_percent_more_often() -> 
 
 
 NEAR = np.log([1.0, 1.02, 1.04, 1.06, 1.08, 1.1, 1.12, 1.2, 1.5])
-"""What arms cost, of which a look stops others in each run: those whose figure happens to be far off then."""
+"""The costs of arms, of which a look stops others in each run: those whose figure happens to be far off then."""
 
 
 def rounds_of(logs: Logs, arm: int) -> Logs:

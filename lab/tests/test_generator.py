@@ -1,4 +1,4 @@
-"""What is made of a load generator that is missing, can't be built, or misbehaves."""
+"""The lab's reaction to a load generator that is missing, can't be built, or misbehaves."""
 
 import json
 import socket

@@ -1,4 +1,4 @@
-"""What target.toml may say, what is wrong with one that can't be used, and how targets are found and built."""
+"""The contents of target.toml, what is wrong with one that can't be used, and how targets are found and built."""
 
 import os
 import sys

@@ -66,7 +66,7 @@ ALL = {arm.name: arm for arm in manifest.discover()}
 
 @dataclass
 class Matrix:
-    """What has come of it."""
+    """The outcome of the matrix."""
 
     arms: dict[str, results.Arm]
     """All of them, with the reason where one was skipped."""
@@ -176,7 +176,7 @@ def names(text: str, name: str) -> bool:
 
 
 SECTION = {"terminal": "\n{}  ", "Markdown": "\n## {}\n", "HTML": "<p class=\"soft\"><code>{}</code>"}  # fmt: skip
-"""What the part about a cell begins with, by report."""
+"""The beginning of the part about a cell, by report."""
 
 
 @pytest.mark.parametrize("report", SECTION)

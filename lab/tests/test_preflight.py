@@ -1,4 +1,4 @@
-"""What preflight makes of machines, which are made up here."""
+"""The findings of preflight on machines, which are made up here."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What the presets measure, small, with the real programs: that each cell can be measured, not what comes out.
+"""The cells of the presets, small, with the real programs: that each cell can be measured, not what comes out.
 
 `make test-bench` runs it. ringloop, asyncio and the floors must be measured in every cell; other loops may fail.
 """

@@ -28,7 +28,7 @@ class Model:
     """Whether something else spoils a trial."""
 
     def point(self, rate: float) -> RatePoint:
-        """What a trial at a rate finds."""
+        """Return what a trial at a rate finds."""
         load = rate / min(self.capacity_per_s, self.client_limit_per_s)
         p99 = BASE_NS / (1 - load) if load < 1 else 1e9
         limited = rate > 0.9 * self.client_limit_per_s
@@ -160,7 +160,7 @@ def test_whatever_the_trials_say_the_search_ends_with_a_rate(
 
 
 def event(**changes: Any) -> dict[str, Any]:
-    """What the load generator says of a trial."""
+    """Return what the load generator says of a trial."""
     corrected = {"count": 1000, "p50_ns": 1000, "p99_ns": 5000, "p999_ns": 9000}
     return {
         "void": None, "operations": 1000, "operations_per_s": 10_000.0, "errors": {},

@@ -694,7 +694,7 @@ def test_largest_read_of_a_log(log: str, largest: int) -> None:
 
 
 def trace_reads(server: Server, talk: Callable[[bytes], None], log: Path) -> tuple[str, int]:
-    """What strace sees a server call to read while a client talks to it, and its largest read; 0 where a ring reads by itself."""
+    """Return the calls by which strace sees a server read from a client, and its largest read; 0 where a ring reads by itself."""
     if server.arm.declares.buffer_bytes is None:
         pytest.skip("it declares no buffer")
     if not shutil.which("strace"):

@@ -40,7 +40,7 @@ pytestmark = pytest.mark.timeout(1800)
 
 @dataclass
 class Measured:
-    """What a tool found in a round."""
+    """The findings of a tool in a round."""
 
     requests_per_s: float
     tool_busy: float
@@ -55,7 +55,7 @@ class Measured:
 
 @dataclass
 class Contest:
-    """What both tools found of a server, round by round."""
+    """The findings of both tools on a server, round by round."""
 
     arm: str
     generator: list[Measured] = field(default_factory=list)

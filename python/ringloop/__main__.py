@@ -117,7 +117,7 @@ def _facts() -> dict[str, Any]:
 
 
 def _effect(busy_poll: str, cpus: int) -> str:
-    """What this setting means with this number of CPUs."""
+    """Return what this setting means with this number of CPUs."""
     if busy_poll == "off" or busy_poll == "0":
         return "a loop sleeps at once when it has nothing to do"
     if busy_poll != "adaptive":

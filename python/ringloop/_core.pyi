@@ -167,7 +167,7 @@ class FileOperation:
 
 @final
 class SocketOperation(_Coroutine):
-    """What sock_recv, sock_sendall and their like return: an awaitable that acts like a coroutine."""
+    """The awaitable that sock_recv, sock_sendall and their like return; it acts like a coroutine."""
 
     @property
     def sent(self) -> int: ...
@@ -175,18 +175,18 @@ class SocketOperation(_Coroutine):
 
 @final
 class Connecting(_Coroutine):
-    """What create_connection waits for: an awaitable of a transport and its protocol that acts like a coroutine."""
+    """The awaitable of a transport and its protocol that create_connection waits for; it acts like a coroutine."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> None: ...
     def _end_wait(self) -> None: ...
 
 @disjoint_base
 class Slotted:
-    """What keeps its attributes in slots, and those of its user in a dictionary."""
+    """A base class that keeps its attributes in slots, and those of its user in a dictionary."""
 
 @final
 class WriteBuffer:
-    """What waits to be written to a pipe. It has what asyncio's methods ask of their `bytearray`."""
+    """The bytes that wait to be written to a pipe. The object has what asyncio's methods ask of their `bytearray`."""
 
     def __len__(self) -> int: ...
     def __iadd__(self, data: bytes | bytearray | memoryview, /) -> Self: ...
@@ -194,7 +194,7 @@ class WriteBuffer:
 
 @type_check_only
 class HttpMetrics(TypedDict):
-    """What a service has counted since it was made."""
+    """The counts of a service since it was made."""
 
     requests: dict[tuple[str, int], int]
     """Responses that have ended, complete or not, by method and status. The method is "OTHER" if RFC 9110 and RFC 5789
@@ -218,14 +218,14 @@ class HttpMetrics(TypedDict):
 
 @final
 class StreamCall(_NamedCoroutine):
-    """What the methods of streams return: an awaitable that acts like a coroutine."""
+    """The awaitable that the methods of streams return; it acts like a coroutine."""
 
     @property
     def cr_await(self) -> object: ...
 
 @final
 class StreamWaiter:
-    """What a read of a stream waits for, in the place of a future."""
+    """The object that a read of a stream waits for, in the place of a future."""
 
     _asyncio_future_blocking: bool
     @property
@@ -244,7 +244,7 @@ class StreamWaiter:
 
 @final
 class HttpService:
-    """What the connections of a server have in common: the application, settings, counters."""
+    """The state that the connections of a server share: the application, settings, counters."""
 
     def __new__(
         cls,
@@ -349,7 +349,7 @@ class HttpSend:
 
 @final
 class HttpExchange(_NamedCoroutine):
-    """What a request's receive and send return: an awaitable that acts like a coroutine."""
+    """The awaitable that a request's receive and send return; it acts like a coroutine."""
 
 @disjoint_base
 class Loop:

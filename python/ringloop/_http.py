@@ -33,7 +33,7 @@ ASYNCIO_COROUTINE_MARK = getattr(asyncio.coroutines, "_is_coroutine", None)
 
 
 class ClientDisconnected(OSError):
-    """What `send` raises when the client of a WebSocket is gone."""
+    """The error that `send` raises when the client of a WebSocket is gone."""
 
 
 async def awaiting(awaitable: Awaitable[Any]) -> Any:

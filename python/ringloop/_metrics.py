@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Metrics(NamedTuple):
-    """What an event loop has done since it was made, and what it holds now. See `EventLoop.metrics`.
+    """Counts of what an event loop has done since it was made, and of what it holds now. See `EventLoop.metrics`.
 
     Times are by the clock of `loop.time()`, not CPU time. The differences of two snapshots say what happened in between.
     """

@@ -60,7 +60,7 @@ def _adopt_writer(writer: Any, reader: Any) -> None:
 
 
 class _Stub:
-    """What streams and a future ask of a loop and of a transport when they are made and when they go."""
+    """The methods of a loop and of a transport that streams and a future call when they are made and when they go."""
 
     def get_debug(self) -> bool:
         return False
@@ -83,7 +83,7 @@ _writer: Any = _Writer(_stub, _protocol, _reader, _stub)
 
 
 def _copy(self: Any) -> Any:
-    """What `copy.copy` gives: it knows of dictionaries and of slots, but not of what native objects have besides."""
+    """Return what `copy.copy` gives: it knows of dictionaries and of slots, but not of what native objects have besides."""
     kind: Any = type(self)
     copied = kind.__new__(kind)
     for name in self.__slots__:
@@ -237,7 +237,7 @@ _core._add_stream_methods(
 
 
 def for_server(factory: Callable[[], Any]) -> Callable[[], Any]:
-    """What makes the protocols of a server: if asyncio's streams do, then the same with classes of ours."""
+    """Return the factory of a server's protocols: for that of asyncio's streams, the same with classes of ours."""
     if (
         not _platform.IS_TESTED
         or type(factory) is not FunctionType
@@ -250,7 +250,7 @@ def for_server(factory: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def _make(factory: Callable[[], Any], callback: Any, limit: Any, loop: Any) -> Any:
-    """What the factory does, unless the user has put something in the place of asyncio's classes."""
+    """Do what the factory does with classes of ours, unless the user has put something in the place of asyncio's classes."""
     is_usual = streams.StreamReader is _Reader and streams.StreamReaderProtocol is _Protocol
     if not is_usual or callback is None or loop.get_debug():
         return factory()

@@ -1,4 +1,4 @@
-"""What the native code calls in rare cases: errors, debug mode, representations.
+"""Functions that the native code calls in rare cases: errors, debug mode, representations.
 
 Everything here exists in asyncio, too, with the same messages. It is in Python so that the native code stays short.
 """

@@ -23,7 +23,7 @@ _NOT_MADE = sslproto.AppProtocolState.STATE_INIT
 
 
 class SSLProtocolTransport(sslproto._SSLProtocolTransport):
-    """What the user writes to; `write` and `writelines` are native."""
+    """The transport that the user writes to; `write` and `writelines` are native."""
 
     if TYPE_CHECKING:
         # Positional only, as for native methods with one argument.

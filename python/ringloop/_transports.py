@@ -216,7 +216,7 @@ def _set_position(loop: _Loop, number: int, offset: int, sent: int) -> None:
 
 
 def _sendfile_error(failure: OSError, *, is_available: bool) -> Exception:
-    """What asyncio makes of an error of sendfile(2). If nothing was sent, it isn't available for this file."""
+    """Return what asyncio makes of an error of sendfile(2). If nothing was sent, it isn't available for this file."""
     if not is_available:
         error: Exception = exceptions.SendfileNotAvailableError("os.sendfile call failed")
     elif failure.errno == errno.ENOTCONN and type(failure) is not ConnectionError:

@@ -1,4 +1,4 @@
-"""What test_uvicorn.py has served: one route for each thing that a web application does to its loop."""
+"""The application that test_uvicorn.py has served: one route for each thing that a web application does to its loop."""
 
 import asyncio
 import contextlib

@@ -27,7 +27,7 @@ KERNEL = json.loads(
 
 
 def specification(arm):
-    """What docs/integrations.md has for a kernel on ringloop, with this Python; or the same on asyncio."""
+    """Return what docs/integrations.md has for a kernel on ringloop, with this Python; or the same on asyncio."""
     command = [sys.executable, *KERNEL["argv"][1:]]
     if arm == "asyncio":
         command[2] = command[2].replace("import ringloop; ringloop.install(); ", "")
@@ -48,7 +48,7 @@ class Kernel:
         return self.client.execute(code)
 
     async def messages(self, cell):
-        """What the cell has the kernel say, one message after the other."""
+        """Yield what the cell has the kernel say, one message after the other."""
         while True:
             message = await self.client.get_iopub_msg(timeout=support.PATIENCE_S)
             if message["parent_header"].get("msg_id") == cell:

@@ -123,7 +123,7 @@ def browser(url, folder):
 
 
 def find(server, url, folder):
-    """What the page found. A browser that falls over says nothing of the server."""
+    """Return what the page found. A browser that falls over says nothing of the server."""
     for number in range(TRIES):
         with browser(url, folder / f"profile-{number}") as process, contextlib.suppress(pytest.fail.Exception):
             processes.wait_until(lambda: re.search("found .* end", server.output()), process, server.log)

@@ -1,4 +1,4 @@
-"""What CPython's own tests of asyncio (`make conformance`) have found, and what they don't cover."""
+"""Findings of CPython's own tests of asyncio (`make conformance`), and what they don't cover."""
 
 import asyncio
 import gc

@@ -236,7 +236,7 @@ def test_the_contexts_of_streams(loop_factory):
 
 @pytest.mark.ringloop_only
 def test_an_accepted_connection_has_a_context_of_its_own(loop_factory):
-    """What a callback sets is not seen by the callbacks of other connections."""
+    """Callbacks of other connections don't see what a callback sets."""
 
     def body(loop, journal):
         async def main():

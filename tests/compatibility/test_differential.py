@@ -393,7 +393,7 @@ USED_UP = 19
 
 
 def is_an_oversight(state, method, keys):
-    """What asyncio trips over by an oversight.
+    """Return whether asyncio trips over this by an oversight.
 
     set_protocol() takes anything. From 3.12 on and before 3.14, writelines() fails on an iterator that has nothing, and once it is closed.
     """
@@ -623,7 +623,7 @@ def write_all_kinds(name, way, filled, loop, journal):
 
 
 def is_an_oversight_with_data(name, way, filled):
-    """What asyncio trips over by an oversight, from Python 3.12 on.
+    """Return whether asyncio trips over this by an oversight, from Python 3.12 on.
 
     It takes the length of a view for its bytes. It keeps what can't be sent, and fails when it comes to that, or from 3.15 on never
     comes to it. Before 3.14, writelines() knows neither empty pieces nor connections that are closing.

@@ -102,7 +102,7 @@ def outcome(task):
 
 
 async def run(program, kind, limit):
-    """What a program does to a reader and a writer, step by step."""
+    """Return what a program does to a reader and a writer, step by step."""
     loop = asyncio.get_running_loop()
     trace, tasks, calls = [], [], []
     transport = Transport(trace)
@@ -1014,7 +1014,7 @@ ON_A_CONNECTION = st.one_of(
 
 
 async def converse(program, limit, server_side):
-    """What batches of actions on one end of a connection come to."""
+    """Return what batches of actions on one end of a connection come to."""
     loop = asyncio.get_running_loop()
     ours, peer = socket.socketpair()
     ours.setblocking(False)

@@ -245,7 +245,7 @@ def test_data_behind_what_ends_a_read_arrives(loop, arm, send, protocol_type):
 
 
 async def _received_late(loop, near, far, data, count_max):
-    """What `sock_recv` gives when the data comes while it waits."""
+    """Return what `sock_recv` gives when the data comes while it waits."""
     receiving = asyncio.ensure_future(loop.sock_recv(near, count_max))
     await turns(3)
     far.send(data)

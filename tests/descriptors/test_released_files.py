@@ -210,7 +210,7 @@ def test_a_socket_that_was_passed_on_and_closed_here_is_let_go_of(loop):
 
 
 def test_descriptors_run_out_and_come_back(loop):
-    """What is refused for want of descriptors leaves nothing behind."""
+    """A call that is refused for want of descriptors leaves nothing behind."""
 
     async def main():
         ours, peer = pair()

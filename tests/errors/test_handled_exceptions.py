@@ -32,7 +32,7 @@ class ErrorOfTheHandler(Exception):
 
 
 def raised_again():
-    """What a bare `raise` raises."""
+    """Return what a bare `raise` raises."""
     try:
         raise
     except BaseException as error:

@@ -105,7 +105,7 @@ def connected(port):
 
 
 class EchoServers:
-    """What every echo server must do; the classes below say which one `server(arm)` runs."""
+    """The requirements on every echo server; the classes below say which one `server(arm)` runs."""
 
     def test_one_message(self, server):
         status, stdout, stderr = run_client(server, "--message", "grüß dich")

@@ -1003,7 +1003,7 @@ def test_temporary_files_go_when_they_are_closed(run, tmp_path):
 
 @pytest.mark.parametrize("what", ["write", "flush"])
 def test_a_loop_that_is_closed_with_a_write_in_progress(loop_factory, tmp_path, what):
-    """What a cancelled call is writing has left the buffer, so nobody else would write it."""
+    """Data that a cancelled call is writing has left the buffer, so nobody else would write it."""
     path = tmp_path / "file"
     data = b"x" * 100 if what == "flush" else b"x" * 300_000
 

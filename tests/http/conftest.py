@@ -9,7 +9,7 @@ from serving import LOGGER
 
 @pytest.fixture
 def errors(caplog):
-    """What the server logs. What a test doesn't look at fails it."""
+    """Yield the errors that the server logs. One that a test doesn't look at fails it."""
     caplog.set_level(logging.INFO, LOGGER)
 
     def messages():

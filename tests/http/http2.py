@@ -79,7 +79,7 @@ class _NoLog:
 
 
 class Stream:
-    """What has come on a stream."""
+    """The events that have come on a stream."""
 
     def __init__(self):
         self.informed = []

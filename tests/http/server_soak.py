@@ -49,7 +49,7 @@ BUFFERS_MAX = 64 << 20
 
 
 class Wrong(Exception):
-    """What is wrong with the server."""
+    """A fault of the server."""
 
 
 @dataclasses.dataclass
@@ -82,7 +82,7 @@ class Server:
                 await client.close()
 
     async def resources(self):
-        """What the process holds while it answers this."""
+        """Return what the process holds while it answers this."""
         async with self.connect() as client:
             client.write(b"GET /resources HTTP/1.1\r\nhost: soak\r\n\r\n")
             _, _, body = await client.response()
@@ -398,7 +398,7 @@ def leaking(what):
 
 
 def growth(history):
-    """What has grown since the warm-up, in words."""
+    """Return what has grown since the warm-up, in words."""
     first, last = history[:WARM_UP_ROUNDS], history[WARM_UP_ROUNDS:][-LAST_ROUNDS:]
     if len(last) < LAST_ROUNDS:
         return []
@@ -410,7 +410,7 @@ def growth(history):
 
 
 def unexpected(log, failures):
-    """What the server should not have logged."""
+    """Return what the server should not have logged."""
     lines = log.splitlines()
     wrong = [line for line in lines if line.startswith(("ERROR", "CRITICAL")) and "Exception in ASGI" not in line]
     raised = sum("Exception in ASGI" in line for line in lines)

@@ -77,7 +77,7 @@ class Server:
         return protocol
 
     def info(self, _format, *arguments):
-        """What uvicorn's access log is told."""
+        """Take what uvicorn's access log is told."""
         self.access.append(arguments)
 
     async def __aenter__(self):

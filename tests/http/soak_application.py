@@ -1,4 +1,4 @@
-"""What `make soak` has `ringloop serve` serve, and the resources that the server's process holds."""
+"""The application that `make soak` has `ringloop serve` serve, and the resources that the server's process holds."""
 
 import asyncio
 import concurrent.futures

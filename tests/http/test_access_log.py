@@ -45,7 +45,7 @@ class LoggingServer(Server):
 
 @pytest.fixture
 def stream():
-    """What the access log is written to."""
+    """Return the stream that the access log is written to."""
     return configured()
 
 

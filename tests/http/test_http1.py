@@ -136,7 +136,7 @@ def test_applications_may_change_what_they_are_given(arm, loop):
 
 
 def test_each_request_gets_the_state_as_it_is_then(arm, loop):
-    """What the lifespan's task adds after the start is seen."""
+    """Requests see what the lifespan's task adds after the start."""
     state = {"number": 1}
     seen = []
 
@@ -636,7 +636,7 @@ def test_each_request_has_a_task_of_its_own(arm, loop):
 @pytest.mark.ringloop_only
 @pytest.mark.without_debug_mode
 def test_the_first_step_runs_at_once(arm, loop):
-    """What an application can answer without waiting takes one turn."""
+    """A request that an application can answer without waiting takes one turn."""
     order = []
 
     async def application(scope, receive, send):

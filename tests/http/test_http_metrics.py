@@ -174,7 +174,7 @@ def test_totals_of_workers(arm):
 
 
 def test_a_worker_that_is_killed(arm):
-    """What was shown once never shrinks."""
+    """A figure that was shown once never shrinks."""
     with serving(arm, *METRICS, "--workers", "2", *PATIENT) as program:
         program.wait_for("startup", 2)
         for _ in range(20):

@@ -1,4 +1,4 @@
-"""What is logged, and how logging is configured: as uvicorn's users expect it."""
+"""The lines of the log, and how logging is configured: as uvicorn's users expect it."""
 
 import configparser
 import importlib.util

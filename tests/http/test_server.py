@@ -20,7 +20,7 @@ pytestmark = pytest.mark.ringloop_only
 
 @pytest.fixture(autouse=True)
 def records():
-    """What is logged on uvicorn.error."""
+    """Yield the list of records that are logged on uvicorn.error."""
     made = []
     handler = logging.Handler()
     handler.emit = lambda record: made.append((record.levelname, record.getMessage()))

@@ -1,4 +1,4 @@
-"""What a service counts: `HttpService.metrics()`."""
+"""The counters of a service: `HttpService.metrics()`."""
 
 import asyncio
 import math
@@ -80,7 +80,7 @@ def test_requests_and_bytes(arm, loop):
 
 
 def test_durations_are_those_of_responses(arm, loop):
-    """What an application does after its response does not count, and the counts are cumulative."""
+    """The work of an application after its response does not count, and the counts are cumulative."""
 
     async def application(scope, receive, send):
         await asyncio.sleep(0.003)

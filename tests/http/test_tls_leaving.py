@@ -108,7 +108,7 @@ def test_a_body_is_complete_though_its_client_has_left(arm, loop, contexts):
 
 
 def test_an_application_that_only_sends_hears_that_its_client_has_left(arm, loop, contexts):
-    """What it sent was once dropped silently, and pings were not answered while reading was paused."""
+    """Its messages were once dropped silently, and pings were not answered while reading was paused."""
     errors = []
 
     async def push(receive, send):

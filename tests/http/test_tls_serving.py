@@ -71,7 +71,7 @@ def serial_number(program, context, name="localhost"):
 
 
 def ask_http2(sock, path):
-    """What the server answers on a connection of HTTP/2."""
+    """Return what the server answers on a connection of HTTP/2."""
     connection = h2.connection.H2Connection()
     connection.initiate_connection()
     head = [(":method", "GET"), (":scheme", "https"), (":authority", "localhost"), (":path", path)]

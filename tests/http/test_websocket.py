@@ -29,7 +29,7 @@ from websocket_client import (
 
 @pytest.fixture
 def logged(caplog):
-    """What the server has logged since it was asked last."""
+    """Return a function that takes what the server has logged since the last call."""
     caplog.set_level(logging.INFO, LOGGER)
 
     def take():
@@ -42,7 +42,7 @@ def logged(caplog):
 
 
 def events_of(arm, loop, body, act, **settings):
-    """What happens to an application with this body while `act(client)` runs, and what that returns."""
+    """Return what happens to an application with this body while `act(client)` runs, and what that returns."""
     events = []
 
     async def recorded(receive, send):

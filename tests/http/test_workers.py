@@ -370,7 +370,7 @@ def test_a_restart_that_fails_keeps_the_old_workers(arm, tmp_path):
 
 
 def descriptors(pid):
-    """What the descriptors of a process refer to, by their numbers."""
+    """Return what the descriptors of a process refer to, by their numbers."""
     found = {}
     for entry in pathlib.Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):

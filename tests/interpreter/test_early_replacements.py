@@ -1,4 +1,4 @@
-"""What a program has replaced in the standard library before it imports ringloop: it counted as the original."""
+"""Parts of the standard library that a program has replaced before it imports ringloop: they counted as the originals."""
 
 import pytest
 

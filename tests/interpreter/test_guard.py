@@ -1,4 +1,4 @@
-"""What ringloop does on a later asyncio that has changed: it leaves that part to asyncio, or refuses to be imported.
+"""The behaviour of ringloop on a later asyncio that has changed: it leaves that part to asyncio, or refuses to be imported.
 
 Each body runs in a child process that changes methods of asyncio before ringloop is imported, as a later Python would.
 """
@@ -144,7 +144,7 @@ def use(change, *, then=USE, arm="epoll"):
 
 
 def by_asyncio(result):
-    """What the program met of asyncio's own. Nothing may be of both."""
+    """Return what the program met of asyncio's own. Nothing may be of both."""
     assert all(len(modules) == 1 for modules in result["met"].values()), result
     return {what for what, modules in result["met"].items() if modules == ["asyncio"] and what in ALL}
 

@@ -43,7 +43,7 @@ with asyncio.Runner(loop_factory=new_loop) as runner:
 
 
 def inspect(command, arm):
-    """What `python -m asyncio` says of such a program: (exit status, text without numbers that differ)."""
+    """Return what `python -m asyncio` says of such a program: (exit status, text without numbers that differ)."""
     with support.start_child(PROGRAM, arm, stdin=subprocess.PIPE) as process:
         assert process.stdout.readline() == "ready\n"
         tool = [sys.executable, "-m", "asyncio", command, str(process.pid)]

@@ -162,7 +162,7 @@ def test_the_versions_of_python_are_the_same_everywhere():
 
 
 def probe(change):
-    """What tools/probe_python.py says of this interpreter, after this change."""
+    """Return what tools/probe_python.py says of this interpreter, after this change."""
     source = f"""
     import runpy, sysconfig
     {change}

@@ -1,4 +1,4 @@
-"""What a program sees where memory is limited: MemoryError, and nothing of the user's size that ends the process."""
+"""Programs where memory is limited: they see MemoryError, and nothing of the user's size that ends the process."""
 
 import pytest
 

@@ -90,7 +90,7 @@ def slow(seconds):
 
 
 def slow_ones(caplog, name):
-    """What was logged about a slow callback of this name. On a busy machine the test's others may be slow as well."""
+    """Return what was logged about a slow callback of this name. On a busy machine the test's others may be slow as well."""
     return [record for record in caplog.records if name in record.getMessage()]
 
 
@@ -440,7 +440,7 @@ def test_the_whole_of_an_ordinary_program_works_in_debug_mode(loop, debug):
 
 
 def test_the_child_process_of_a_debugging_user_is_clean(arm):
-    """What `python -X dev -W error` says about a program that does everything right: nothing."""
+    """`python -X dev -W error` says nothing about a program that does everything right."""
     child = run_child(
         """
         async def handle(reader, writer):

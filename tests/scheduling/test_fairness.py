@@ -182,7 +182,7 @@ def test_a_turn_runs_all_that_was_queued_in_order_however_much_it_is(loop):
 
 
 def test_what_a_long_turn_finds_waits_for_what_was_queued_before(loop):
-    """What is ready and the timers that are due when a turn begins come behind what was queued by then, and before what is queued later."""
+    """Ready callbacks and timers that are due when a turn begins come after what was queued by then, and before what is queued later."""
     trace = []
     with watched_pair(loop, lambda: trace.append("ready")) as peer:
         peer.send(b"x")
@@ -480,7 +480,7 @@ def test_timers_run_while_threads_do_nothing_but_post(loop):
 
 @pytest.mark.exact
 def test_a_callback_may_wait_for_a_thread_that_posts(loop):
-    """What the thread has posted runs before what the callback queues then."""
+    """Callbacks that the thread has posted run before those that the callback queues then."""
     trace = []
 
     def post():

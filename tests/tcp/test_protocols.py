@@ -1,4 +1,4 @@
-"""What the protocol of a TCP connection sees, from its first callback to its last, and after it was exchanged."""
+"""The protocol of a TCP connection, from its first callback to its last, and after it was exchanged."""
 
 import errno
 import socket

@@ -1,4 +1,4 @@
-"""What a TCP transport says of itself: extra information, names, options of its socket, its `repr`."""
+"""The information that a TCP transport gives about itself: extra information, names, options of its socket, its `repr`."""
 
 import asyncio
 import errno

@@ -246,7 +246,7 @@ def test_any_data_cut_anywhere_arrives(loop_factory, pieces, way, cut, receiver,
 @pytest.mark.parametrize("kind", [Recorder, functools.partial(BufferedRecorder, 20_000)], ids=["protocol", "buffered"])
 @pytest.mark.parametrize("size", [100, 40_000])
 def test_records_cut_at_their_ends_are_delivered_as_by_asyncio(loop_factory, kind, size):
-    """What the protocol is asked and told, byte by byte around the ends of records."""
+    """The calls to the protocol are those of asyncio, byte by byte around the ends of records."""
 
     def body(loop):
         async def main():

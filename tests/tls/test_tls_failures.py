@@ -1,4 +1,4 @@
-"""What goes wrong in TLS: certificates, timeouts, peers that break off or send garbage, errors of the protocol."""
+"""Failures of TLS: certificates, timeouts, peers that break off or send garbage, errors of the protocol."""
 
 import asyncio
 import socket

@@ -1,4 +1,4 @@
-"""What a TLS transport says of itself, certificates, and what TLS runs on."""
+"""The information that a TLS transport gives about itself, certificates, and what TLS runs on."""
 
 import asyncio
 import ssl

@@ -98,7 +98,7 @@ def test_stream_writers_upgrade(loop):
 
 
 def test_a_hello_that_arrives_with_the_last_plain_words(loop_factory):
-    """What a stream reader has read ahead of the upgrade: newer asyncios hand it on, older ones wait for it in vain."""
+    """Newer asyncios hand on what a stream reader has read ahead of the upgrade; older ones wait for it in vain."""
 
     def body(loop, patience_s):
         async def main():

@@ -26,7 +26,7 @@ def cell(name, *comparisons, rounds=4):
 
 
 def result(*cells):
-    """What of a result of ringlab is read."""
+    """Return the parts of a result of ringlab that are read."""
     environment = {
         "cpus_usable": 2, "hypervisor": True, "python": "3.11.7", "kernel": "6.18.44-vm x86_64", "revision": "0123456789abcdef",
         "load_average_begin": [0.04, 0, 0], "load_average_end": [1.96, 0, 0],

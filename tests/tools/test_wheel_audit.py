@@ -95,7 +95,7 @@ def write(path, files, mode=0o644, **later):
 
 
 def found(tmp_path, files, name=NAME, **options):
-    """What the audit finds, without auditwheel, which wants a real module."""
+    """Return what the audit finds, without auditwheel, which wants a real module."""
     path = write(tmp_path / name, files, **options)
     try:
         wheel = audit.open_wheel(path)

@@ -1,4 +1,4 @@
-"""What `make wheels` decides before it builds, and `make try-wheels` before it tries."""
+"""The decisions of `make wheels` before it builds, and of `make try-wheels` before it tries."""
 
 import subprocess
 import sys

@@ -67,7 +67,7 @@ def test_a_pending_error_is_told_by_sendto_first(loop_factory):
 
 
 def test_a_failing_error_received(loop):
-    """What it raises goes to the caller of `sendto`, or to the exception handler where the loop was reading."""
+    """Its error goes to the caller of `sendto`, or to the exception handler where the loop was reading."""
 
     class Protocol(DatagramRecorder):
         def error_received(self, error):
@@ -229,7 +229,7 @@ def test_missing_arguments(loop):
     ids=repr,
 )
 def test_addresses_that_are_none(loop_factory, address):
-    """What is no address at all ends the transport, as under asyncio; the loop and others go on."""
+    """A destination that is no address at all ends the transport, as under asyncio; the loop and others go on."""
 
     def body(loop):
         contexts = capture_contexts(loop)

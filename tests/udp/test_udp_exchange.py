@@ -96,7 +96,7 @@ def test_paths_that_are_not_ascii(loop_factory, folder):
 
 
 def test_addresses_are_those_of_the_socket_module(loop_factory, folder):
-    """What `recvfrom` gives for every kind of sender."""
+    """The addresses are those that `recvfrom` gives for every kind of sender."""
 
     def body(loop):
         found = []

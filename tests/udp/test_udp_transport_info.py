@@ -1,4 +1,4 @@
-"""What a datagram transport says of itself: extra information, its `repr`, debug mode, audit events."""
+"""The information that a datagram transport gives about itself: extra information, its `repr`, debug mode, audit events."""
 
 import asyncio
 import logging

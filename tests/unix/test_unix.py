@@ -149,7 +149,7 @@ def test_a_stale_socket_is_replaced(loop, path):
 
 
 def test_a_server_takes_over_from_a_running_one(loop, path):
-    """What is bound last has the path; asyncio doesn't ask whether somebody still listens."""
+    """The server that is bound last has the path; asyncio doesn't ask whether somebody still listens."""
 
     async def main():
         first = await loop.create_unix_server(Echo, path)

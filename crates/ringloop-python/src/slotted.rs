@@ -148,7 +148,8 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
         },
         end,
     ];
-    let doc = c"What keeps its attributes in slots, and those of its user in a dictionary.";
+    let doc =
+        c"A base class that keeps its attributes in slots, and those of its user in a dictionary.";
     let slots = vec![
         slot(ffi::Py_tp_doc, doc.as_ptr() as *mut c_void),
         slot(ffi::Py_tp_setattro, set_attribute as *mut c_void),

@@ -1137,7 +1137,7 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     attributes.push(native_type::attribute(c"cr_await", cr_await));
     let class = NativeType {
         name: c"ringloop._core.StreamCall",
-        doc: c"What the methods of streams return: an awaitable that acts like a coroutine.",
+        doc: c"The awaitable that the methods of streams return; it acts like a coroutine.",
         size: size_of::<StreamCall>(),
         slots: [
             slot(ffi::Py_tp_dealloc, dealloc as *mut c_void),

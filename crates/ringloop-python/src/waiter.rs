@@ -849,7 +849,7 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     };
     let class = NativeType {
         name: c"ringloop._core.StreamWaiter",
-        doc: c"What a read of a stream waits for, in the place of a future.",
+        doc: c"The object that a read of a stream waits for, in the place of a future.",
         size: size_of::<Waiter>(),
         slots: vec![
             slot(ffi::Py_tp_dealloc, dealloc as *mut c_void),

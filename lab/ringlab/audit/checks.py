@@ -1,4 +1,4 @@
-"""What a report's own figures contradict: each check looks at records, and yields findings with their arithmetic.
+"""Contradictions within a report's own figures: each check looks at records, and yields findings with their arithmetic.
 
 Limits are wider than rounding and honest measuring make necessary: a check that cries wolf is worth nothing. They stand below,
 with their reasons.
@@ -62,7 +62,7 @@ class Finding:
     arithmetic: str
     """The calculation, so that a reader can repeat it."""
     meaning: str
-    """What follows from it."""
+    """The consequence."""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as `--json` prints it."""
@@ -71,7 +71,7 @@ class Finding:
 
 @dataclass
 class Reports:
-    """What was read of the reports that are audited together."""
+    """The contents of the reports that are audited together."""
 
     documents: Sequence[Document]
     records: Sequence[Record]

@@ -42,7 +42,7 @@ class Block:
 
 @dataclass
 class Document:
-    """What a report consists of."""
+    """The parts of a report."""
 
     name: str
     title: str = ""

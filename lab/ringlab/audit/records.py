@@ -1,4 +1,4 @@
-"""What a report has measured: each record is one subject under one set of conditions, with its figures.
+"""The measurements of a report: each record is one subject under one set of conditions, with its figures.
 
 Tables are read in the forms that reports use: a row for each subject; a row for each condition and a column for each subject; a
 row for each figure, with its name in a column "metric"; conditions in the headings of columns ("100conn/10s"); several figures in
@@ -121,15 +121,15 @@ class Record:
     label: str
     """The benchmark or case, where a report has several."""
     source: str
-    """What it was read from: "table" or a tool's name."""
+    """The source that it was read from: "table" or a tool's name."""
     line: int
     section: str
     settings: dict[str, Figure] = field(default_factory=dict)
     figures: dict[str, Figure] = field(default_factory=dict)
     baseline: str = ""
-    """What changes and speed-ups refer to, where a heading names it."""
+    """The reference of changes and speed-ups, where a heading names it."""
     text: str = ""
-    """What was written around it, for words that say how it was measured."""
+    """The text around it, for words that say how it was measured."""
     winner: str = ""
     """Of a record that holds nothing but who is said to be best, and by how much: whom a report names."""
     about: str = ""
@@ -260,7 +260,7 @@ def guess_kind(quantity: Quantity, context: str) -> str:
 
 @dataclass(frozen=True)
 class Column:
-    """What a column of a table has."""
+    """A column of a table, and its role."""
 
     index: int
     heading: str

@@ -60,7 +60,7 @@ class Machine:
 
     @property
     def name(self) -> str:
-        """What its user calls it."""
+        """The name that its user has given it."""
         return self.record.name
 
     def __str__(self) -> str:
@@ -148,7 +148,7 @@ class Cluster:
 
     @property
     def records(self) -> list[results.Machine]:
-        """What a result says of them."""
+        """Their records in a result."""
         return [machine.record for machine in self.machines]
 
     # --- finding and checking machines ---

@@ -1,4 +1,4 @@
-"""What runs on a machine of a cluster, within its worker: the tasks, and the functions by which the lab looks at them and steers them.
+"""The part that runs on a machine of a cluster, within its worker: the tasks, and the functions by which the lab sees and steers them.
 
 A task is blocking and has a seat, by which the lab talks to it: the lab looks at what a task has reported at least every few seconds, and
 a server that nobody looks at is ended. None of this knows Dask.

@@ -209,7 +209,7 @@ CELLS = {
     "50_stat": ("many_stats", STATS),
     "50_rename": ("rename", RENAMES),
 }
-"""What is measured, and how many operations one of it is."""
+"""The calls that are measured, and how many operations each one is."""
 OPENERS = {"ringloop": ("ringloop.files", "open"), "aiofiles": ("aiofiles", "open"), "anyio": ("anyio", "open_file")}
 
 

@@ -40,7 +40,7 @@ BODY = "Hello, world!"
 WAITING_BYTES = 1024
 PACKAGES = {"uvicorn": ("uvicorn", "httptools"), "aiohttp": ("aiohttp",)}
 COUNTERPARTS = {"connect": "echo", "sock_connect": "echo", "sendfile": "sink"}
-"""What a client is timed against: servers in C and in a process of their own, so that their cost is in no loop's figure."""
+"""The servers that a client is timed against: in C and in a process of their own, so that their cost is in no loop's figure."""
 
 
 class Failed(Exception):
@@ -49,7 +49,7 @@ class Failed(Exception):
 
 @dataclass(frozen=True)
 class Load:
-    """What a server is loaded with."""
+    """The load of a server."""
 
     transport: str = "tcp"
     size_bytes: int = 0

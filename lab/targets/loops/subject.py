@@ -1,4 +1,4 @@
-"""What is measured: the programs that run on an event loop, each in a fresh process of its own.
+"""The subjects of the measurements: the programs that run on an event loop, each in a fresh process of its own.
 
     subject.py LOOP probe                             say what the loop is
     subject.py LOOP micro NAME SECONDS SURROUNDINGS   time one operation again and again; SURROUNDINGS is a JSON object
@@ -43,7 +43,7 @@ Measurement = Callable[[], Figures]
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What the harness has made ready for a cell that needs it."""
+    """The things that the harness has made ready for a cell that needs them."""
 
     port: int = 0
     """Of a server in C."""
@@ -1052,7 +1052,7 @@ async def keep(created: asyncio.AbstractServer) -> None:
 
 
 Options = dict[str, Any]
-"""What goes to create_server with the listener: under TLS, the context."""
+"""Arguments that go to create_server with the listener: under TLS, the context."""
 
 
 async def serve_transports(factory: Callable[[], asyncio.BaseProtocol], listener: socket.socket, more: Options) -> None:
@@ -1222,7 +1222,7 @@ def new_loop(specification: str) -> Loop:
 
 
 def probe(loop: Loop) -> dict[str, object]:
-    """What there is to say about a loop, for the record."""
+    """Return what there is to say about a loop, for the record."""
     kind = type(loop)
     return {
         "class": f"{kind.__module__}.{kind.__qualname__}",

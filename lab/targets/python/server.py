@@ -35,7 +35,7 @@ CANNOT_BIND = {
     ("rloop", "accept"): "rloop 0.5.0 leaves the sockets of transports open that close: use --mode bind or listen",
     ("rsloop", "bind"): "rsloop 0.1.66 listens also with start_serving=False: use --mode listen or accept",
 }
-"""What a loop cannot be timed at, and why."""
+"""The operations that a loop cannot be timed at, and why."""
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 """For SO_LINGER: a client that closes so leaves no TIME_WAIT, of which ten thousand would slow down every later bind."""
 

@@ -52,7 +52,7 @@ def target_of(buffer: WriteableBuffer, method: str) -> memoryview:
 
 
 class File(Generic[_AnyStr]):
-    """What all files have. Calls on one file take turns, in the order in which they were made."""
+    """The base class of all files. Calls on one file take turns, in the order in which they were made."""
 
     _descriptor: Descriptor
     _lock: Lock
@@ -289,7 +289,7 @@ def check_whence(whence: int) -> None:
 
 
 class _Binary(File[bytes]):
-    """What binary files share."""
+    """The base class of binary files."""
 
     def __init__(self, descriptor: Descriptor, close: Callable[[], None] | None = None) -> None:
         super().__init__(descriptor, close)
@@ -432,7 +432,7 @@ def _blocked(count: int) -> BlockingIOError:
 
 
 class _Buffered(_Binary):
-    """What buffered files share. The methods with an underscore are called with the lock held."""
+    """The base class of buffered files. The methods with an underscore are called with the lock held."""
 
     def __init__(self, descriptor: Descriptor, size: int, close: Callable[[], None] | None = None) -> None:
         super().__init__(descriptor, close)

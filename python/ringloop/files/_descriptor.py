@@ -1,4 +1,4 @@
-"""What a file does at once, what it must wait for, and who may use it meanwhile.
+"""A file's descriptor: the calls that it does at once, those that must wait, and who may use it meanwhile.
 
 Reads from the page cache and the like are done at once, on the loop's thread (`_core.DirectFile`). What would have to wait
 for a device is done by the driver on a ringloop loop, and in a thread of the loop's executor on others.

@@ -41,7 +41,7 @@ _F = TypeVar("_F", bound=_Closable)
 
 
 class FileContext(Coroutine[Any, Any, _F]):
-    """What `open` returns: to be awaited for the file, or used with `async with`, which closes it."""
+    """The object that `open` returns: to be awaited for the file, or used with `async with`, which closes it."""
 
     __slots__ = ("_coroutine", "_obj")
 

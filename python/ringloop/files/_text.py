@@ -42,7 +42,10 @@ def unpack_cookie(cookie: int) -> tuple[int, int, int, int, bool]:
 
 
 class _Taken:
-    """What `readlines` needs to be undone. The lines exist anyway, so the bytes of finished ones are only kept where they must be."""
+    """The data that `readlines` needs to be undone.
+
+    The lines exist anyway, so the bytes of finished ones are only kept where they must be.
+    """
 
     __slots__ = ("begin", "chunks", "count", "note")
 
@@ -123,7 +126,7 @@ class TextFile(File[str]):
 
     @property
     def errors(self) -> str | None:
-        """What happens to what cannot be encoded or decoded."""
+        """The handling of text that cannot be encoded, or bytes that cannot be decoded."""
         return self._errors
 
     @property

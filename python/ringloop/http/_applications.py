@@ -35,7 +35,7 @@ def load(name: Any) -> Any:
 
 
 def call_factory(app: Any, factory: bool) -> Any:
-    """What a factory returns; an application is returned as it is.
+    """Return what a factory returns; an application is returned as it is.
 
     What isn't called a factory is one if it can be called without arguments, as with uvicorn.
     """

@@ -37,7 +37,7 @@ class _Option(click.Option):
         self.envvar = None if self.name == "backend" else [head + self.name.upper() for head in heads]
 
     def get_error_hint(self, ctx: click.Context | None) -> str:
-        """What a message about a wrong value calls the option: as the user has set it."""
+        """Return the option's name in a message about a wrong value: as the user has set it."""
         assert self.name is not None
         if ctx is None or ctx.get_parameter_source(self.name) is not ParameterSource.ENVIRONMENT:
             return super().get_error_hint(ctx)

@@ -421,7 +421,7 @@ class Config(HttpSettings):
 
     @property
     def asgi_version(self) -> str:
-        """What an application's scopes say."""
+        """The version in an application's scopes."""
         return "2.0" if self.interface == "asgi2" else "3.0"
 
     @property

@@ -165,7 +165,7 @@ def close(sockets: list[socket.socket]) -> None:
 
 
 def describe(sock: socket.socket) -> str:
-    """What a client connects to: "host:port" with brackets around IPv6, a path, or "@name" of an abstract socket."""
+    """Return what a client connects to: "host:port" with brackets around IPv6, a path, or "@name" of an abstract socket."""
     name = sock.getsockname()
     if isinstance(name, tuple):
         return f"[{name[0]}]:{name[1]}" if sock.family == socket.AF_INET6 else f"{name[0]}:{name[1]}"

@@ -43,7 +43,7 @@ _LOOP_GAUGES = {
 
 @dataclasses.dataclass
 class Snapshot:
-    """What a process has counted so far."""
+    """The counts of a process so far."""
 
     process: int
     http: HttpMetrics
@@ -51,7 +51,7 @@ class Snapshot:
 
 
 def take(service: HttpService, loop: EventLoop) -> Snapshot:
-    """What this process has counted. May be called from any thread."""
+    """Return what this process has counted. May be called from any thread."""
     return Snapshot(os.getpid(), service.metrics(), loop.metrics()._asdict())
 
 
@@ -141,7 +141,7 @@ class MetricsApplication:
 
 
 class _Collector:
-    """What `prometheus_client` asks for metrics."""
+    """The collector that `prometheus_client` asks for metrics."""
 
     def __init__(self, gone: HttpMetrics | None, snapshots: list[Snapshot]) -> None:
         self._core = _client("core")

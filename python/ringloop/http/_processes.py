@@ -289,7 +289,7 @@ class _ChildServer(Server):
 
 
 def _work(config: Config, sockets: list[socket.socket], connection: Connection, stdin: int | None) -> None:
-    """What runs in the child."""
+    """Serve in the child."""
     if stdin is not None:
         with contextlib.suppress(OSError):
             sys.stdin = os.fdopen(stdin, closefd=False)

@@ -285,7 +285,7 @@ class Server:
         )
 
     async def collect_metrics(self) -> tuple[_core.HttpMetrics | None, list[_metrics.Snapshot]]:
-        """What all processes have counted: the sum of those that are gone, and each that runs."""
+        """Return what all processes have counted: the sum of those that are gone, and each that runs."""
         assert self.service is not None and self._loop is not None
         return None, [_metrics.take(self.service, self._loop)]
 

@@ -34,7 +34,7 @@ _LONGEST_RETRY_INTERVAL_S = 60.0
 
 
 class Parent:
-    """What parents of worker processes have in common: signals, listening sockets, and the end.
+    """The base class of parents of worker processes: signals, listening sockets, and the end.
 
     `kind` is their name in the log.
     """
@@ -189,7 +189,7 @@ class Supervisor(Parent):
         self.start_task(self._keep(place, vital=self._none_has_started()), "worker")
 
     def _listeners_of_one(self) -> Listeners:
-        """What another worker listens on: the same as all, or with `reuse_port` sockets of its own at the same port."""
+        """Return what another worker listens on: the same as all, or with `reuse_port` sockets of its own at the same port."""
         if not self._places or not self.listeners.can_be_repeated:
             return self.listeners
         port = self.listeners.sockets[0].getsockname()[1]

@@ -1,4 +1,4 @@
-"""What the server logs, and how: uvicorn's loggers, records and lines, so that logging configurations keep working.
+"""The server's logging: uvicorn's loggers, records and lines, so that logging configurations keep working.
 
 Loggers: "uvicorn.error" for the server, "uvicorn.access" for requests, "uvicorn.asgi" for traced messages, all below
 "uvicorn". A record of the access log has five arguments: the client's "host:port", the method, the path with the query,

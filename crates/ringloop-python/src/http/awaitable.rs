@@ -459,7 +459,7 @@ pub(super) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();
     let exchange = NativeType {
         name: c"ringloop._core.HttpExchange",
-        doc: c"What a request's receive and send return: an awaitable that acts like a coroutine.",
+        doc: c"The awaitable that a request's receive and send return; it acts like a coroutine.",
         size: size_of::<Exchange>(),
         slots: [
             slot(ffi::Py_tp_dealloc, exchange_dealloc as *mut c_void),

@@ -135,7 +135,7 @@ unsafe extern "C" fn clear(object: *mut ffi::PyObject) -> c_int {
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let class = NativeType {
         name: c"ringloop._core.SocketOperation",
-        doc: c"What sock_recv, sock_sendall and their like return: an awaitable that acts like a coroutine.",
+        doc: c"The awaitable that sock_recv, sock_sendall and their like return; it acts like a coroutine.",
         size: size_of::<OperationObject>(),
         slots: [
             slot(ffi::Py_tp_dealloc, dealloc as *mut c_void),

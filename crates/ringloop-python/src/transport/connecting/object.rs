@@ -125,7 +125,7 @@ unsafe extern "C" fn clear(object: *mut ffi::PyObject) -> c_int {
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let class = NativeType {
         name: c"ringloop._core.Connecting",
-        doc: c"What create_connection waits for: an awaitable of a transport and its protocol that acts like a coroutine.",
+        doc: c"The awaitable of a transport and its protocol that create_connection waits for; it acts like a coroutine.",
         size: size_of::<ConnectingObject>(),
         slots: [
             slot(ffi::Py_tp_dealloc, dealloc as *mut c_void),
@@ -145,7 +145,7 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
             .chain([method(
                 c"_end_wait",
                 end_wait,
-                c"What calling the object does.",
+                c"Does what calling the object does.",
             )])
             .collect(),
         attributes: Vec::new(),
