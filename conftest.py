@@ -27,7 +27,7 @@ def pytest_configure(config):
 
 
 def used_cpu_s():
-    """The CPU time, in seconds, of this process and of those of its children that it has waited for."""
+    """Return the CPU time, in seconds, of this process and of those of its children that it has waited for."""
     usages = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 

@@ -177,7 +177,7 @@ class ChildMachine(RuleBasedStateMachine):
             support.finish(self.loop)
 
     async def end_all(self):
-        """Every child ends when it has nothing to read any more, and what it writes is read."""
+        """End every child: each ends when it has nothing to read any more, and what it writes is read."""
         for child in self.children:
             with contextlib.suppress(ProcessLookupError):
                 child.process.send_signal(signal.SIGCONT)

@@ -26,7 +26,7 @@ import tls_support  # noqa: E402
 
 
 def selected_arms():
-    """The arms to run, in a fixed order with the control first."""
+    """Return the arms to run, in a fixed order with the control first."""
     names = os.environ.get("RINGLOOP_TEST_LOOPS", ",".join(support.ARMS)).split(",")
     unknown = sorted(set(names) - set(support.ARMS))
     if unknown:
@@ -36,7 +36,7 @@ def selected_arms():
 
 @functools.cache
 def io_uring_refusal():
-    """Why io_uring cannot be used on this machine, or None where it can."""
+    """Return why io_uring cannot be used on this machine, or None where it can."""
     import ringloop
 
     loop = ringloop.new_event_loop(backend="auto")
@@ -111,14 +111,14 @@ def nothing_left_behind():
 
 @pytest.fixture(autouse=True)
 def debug_mode(request, monkeypatch):
-    """Tests run in the debug mode that the environment asks for, except those marked `without_debug_mode`."""
+    """Run tests in the debug mode that the environment asks for, except those marked `without_debug_mode`."""
     if request.node.get_closest_marker("without_debug_mode"):
         monkeypatch.setattr(support, "DEBUG_MODE_OFF", True)
 
 
 @pytest.fixture
 def arm(request, monkeypatch):
-    """The name of the loop under test: "asyncio", "io_uring" or "epoll"."""
+    """Return the name of the loop under test: "asyncio", "io_uring" or "epoll"."""
     name = request.param
     if name == "io_uring" and io_uring_refusal() is not None:
         pytest.skip(f"io_uring is refused on this machine: {io_uring_refusal()}")
@@ -129,13 +129,13 @@ def arm(request, monkeypatch):
 
 @pytest.fixture
 def loop_factory(arm):
-    """A callable that makes an event loop of the arm under test; the caller closes it."""
+    """Return a callable that makes an event loop of the arm under test; the caller closes it."""
     return support.loop_factory(arm)
 
 
 @pytest.fixture
 def new_loop(loop_factory):
-    """Like `loop_factory`, but the loops are finished and closed after the test."""
+    """Yield a `loop_factory` whose loops are finished and closed after the test."""
     loops = []
 
     def create():
@@ -149,13 +149,13 @@ def new_loop(loop_factory):
 
 @pytest.fixture
 def loop(new_loop):
-    """One event loop of the arm under test, closed after the test."""
+    """Return one event loop of the arm under test, closed after the test."""
     return new_loop()
 
 
 @pytest.fixture
 def refused_port():
-    """A port on which nobody listens, and which nobody else can get during the test."""
+    """Yield a port on which nobody listens, and which nobody else can get during the test."""
     with socket.socket() as sock:
         sock.bind((support.HOST, 0))
         yield sock.getsockname()[1]
@@ -163,5 +163,5 @@ def refused_port():
 
 @pytest.fixture
 def contexts():
-    """The TLS contexts of a server called "localhost" and of a client that trusts it."""
+    """Return the TLS contexts of a server called "localhost" and of a client that trusts it."""
     return tls_support.tls_contexts("localhost")

@@ -70,7 +70,7 @@ class DatagramRecorder(asyncio.DatagramProtocol):
 
 
 def endpoint(loop, protocol=None, **options):
-    """A datagram endpoint, on a free port of the loopback interface unless told otherwise: (transport, protocol)."""
+    """Return a datagram endpoint, on a free port of the loopback interface unless told otherwise: (transport, protocol)."""
     protocol = DatagramRecorder() if protocol is None else protocol
     if not options:
         options = {"local_addr": (HOST, 0)}
@@ -83,7 +83,7 @@ def address_of(transport):
 
 @contextlib.contextmanager
 def udp_socket(address=(HOST, 0)):
-    """A blocking UDP socket bound to an address; (None,) leaves it unbound."""
+    """Yield a blocking UDP socket bound to an address; (None,) leaves it unbound."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.settimeout(PATIENCE_S)
         sock.bind(address)
@@ -112,7 +112,7 @@ def close(loop, *transports):
 
 
 def full_pair():
-    """Two connected Unix datagram sockets, and what was sent until the first had no room left.
+    """Return two connected Unix datagram sockets, and what was sent until the first had no room left.
 
     They have names: asyncio doesn't see that a socket is connected to a peer without one.
     """

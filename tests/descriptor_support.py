@@ -10,7 +10,7 @@ from support import HOST, Recorder, turns
 
 
 def apart(sock):
-    """The socket under a number that no other thread is given, so that nobody else has it when it is closed."""
+    """Return the socket under a number that no other thread is given, so that nobody else has it when it is closed."""
     number = fcntl.fcntl(sock, fcntl.F_DUPFD_CLOEXEC, 500)
     sock.close()
     moved = socket.socket(fileno=number)
@@ -19,7 +19,7 @@ def apart(sock):
 
 
 def pair():
-    """Two connected stream sockets that do not block."""
+    """Return two connected stream sockets that do not block."""
     ours, peer = socket.socketpair()
     peer.setblocking(False)
     return apart(ours), peer
@@ -78,7 +78,7 @@ class Stranger:
 
 @contextlib.contextmanager
 def parted(way, sock):
-    """Part the socket object from its number in one of `WAYS`; give the other connection that may have it now."""
+    """Part the socket object from its number in one of `WAYS`; return the other connection that may have it now."""
     stranger = Stranger()
     kept = []
     number = sock.fileno()
@@ -112,7 +112,7 @@ def outcome_of(function, *arguments):
 
 
 def told(protocol):
-    """The callbacks of a recorder, with errors in a form that compares, and without the addresses of datagrams."""
+    """Return the callbacks of a recorder, with errors in a form that compares, and without the addresses of datagrams."""
     return [tuple(repr(it) if isinstance(it, Exception) else it for it in event[:2]) for event in protocol.events]
 
 
@@ -128,7 +128,7 @@ def udp_socket():
 
 
 def operations(loop, sock):
-    """The operations that wait on a stream socket, each with what makes it go on."""
+    """Return the operations that wait on a stream socket, each with what makes it go on."""
     return {
         "sock_recv": (loop.sock_recv, (sock, 100), False),
         "sock_recv_into": (loop.sock_recv_into, (sock, bytearray(100)), False),

@@ -22,7 +22,7 @@ TYPES = {
 
 
 def neutral(text):
-    """A text without what differs from run to run or by design: addresses, ports, descriptors, names of types."""
+    """Return a text without what differs from run to run or by design: addresses, ports, descriptors, names of types."""
     text = NUMBERS.sub("N", text)
     for ours, common in TYPES.items():
         text = re.sub(rf"\b{ours}\b", common, text)
@@ -30,7 +30,7 @@ def neutral(text):
 
 
 def described(value):
-    """A value as plain data: exceptions by type and text, containers by their elements, the rest by type or value."""
+    """Return a value as plain data: exceptions by type and text, containers by their elements, the rest by type or value."""
     if isinstance(value, BaseExceptionGroup):
         return (type(value).__name__, neutral(str(value)), [described(error) for error in value.exceptions])
     if isinstance(value, TypeError) and ARITY.search(str(value)):

@@ -114,7 +114,7 @@ class FileMachine(RuleBasedStateMachine):
             return type(error), getattr(error, "errno", None)
 
     async def in_the_file(self, name, *arguments):
-        """The same for the file."""
+        """Return the same for the file."""
         file = self.file
         try:
             match name:
@@ -184,7 +184,7 @@ class FileMachine(RuleBasedStateMachine):
 
     @rule()
     def forget(self):
-        """Cold: what is read next is not in the page cache."""
+        """Forget what is in the page cache: what is read next is cold."""
         self.loop.run_until_complete(self.file.flush())
         # Asking for the number would share the file.
         number = self.file._descriptor.fd

@@ -169,7 +169,7 @@ SIGNALS = {signal.SIGILL, signal.SIGBUS} | (set() if CPYTHON_CRASHES else {signa
 
 
 def limited_memory(arm, seed):
-    """Run one example. Raises AssertionError if it did what no example may do."""
+    """Run one example. Raise AssertionError if it did what no example may do."""
     # With malloc, which a soak uses elsewhere, not even the smallest objects would find memory.
     environment = {"PYTHONASYNCIODEBUG": None, "PYTHONMALLOC": None}
     with support.start_child(PROGRAM, arm, str(seed), env=environment, python_flags=("-X", "faulthandler")) as process:

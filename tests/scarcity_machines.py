@@ -26,7 +26,7 @@ SHORT_S = 0.05
 
 
 def is_scarcity(error):
-    """Whether an exception may come of too few descriptors."""
+    """Return whether an exception may come of too few descriptors."""
     if isinstance(error, (TimeoutError, socket.gaierror)):
         return True
     return isinstance(error, OSError) and (
@@ -165,7 +165,7 @@ class ScarcityMachine(RuleBasedStateMachine):
 
     @rule()
     def recover(self):
-        """All of it works, and nothing is left of what has failed."""
+        """Check that all of it works, and that nothing is left of what has failed."""
         self.loop.run_until_complete(self.all_of_it())
         assert not self.reported, self.reported
         self.loop.run_until_complete(support.until(self.has_none_left, "no descriptor is left over"))

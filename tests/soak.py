@@ -64,7 +64,7 @@ def arguments():
 
 
 def run(machine, arm, seed, examples, steps):
-    """Runs a machine with the examples of this seed; raises what fails, with its steps."""
+    """Run a machine with the examples of this seed; raise what fails, with its steps."""
     subject = getattr(importlib.import_module(MACHINES[machine]), machine)
     if not isinstance(subject, type):
         # An example is a process that does as much as all those of a machine.
@@ -121,7 +121,7 @@ def soak_loop(options):
 
 
 def memory_grows(held_bytes):
-    """Whether it does from round to round, given the size after each. A peak of one round is no growth."""
+    """Return whether it does from round to round, given the size after each. A peak of one round is no growth."""
     since = held_bytes[WARM_UP_ROUNDS:]
     return len(since) > 4 and statistics.median(since[-3:]) - min(since[:3]) > GROWTH_BYTES_MAX
 

@@ -83,7 +83,7 @@ class World:
         self.reported.append(type(context.get("exception")).__name__)
 
     def run(self, coroutine):
-        """Run a coroutine, and then the loop until nothing moves any more. Returns the coroutine's result."""
+        """Run a coroutine, and then the loop until nothing moves any more. Return the coroutine's result."""
         return self.loop.run_until_complete(self._run(coroutine))
 
     async def _run(self, coroutine):
@@ -110,7 +110,7 @@ def differences(wanted, found):
 
 
 def is_mistake(outcome):
-    """Whether asyncio has called something of a transport that has gone."""
+    """Return whether asyncio has called something of a transport that has gone."""
     match outcome:
         case ("AttributeError" | "TypeError", text):
             return text.startswith(("'NoneType' object has no attribute", "'NoneType' object is not callable"))
@@ -134,7 +134,7 @@ class Machine(RuleBasedStateMachine):
         self.compare()
 
     def is_comparable(self, one, other):
-        """Whether asyncio's end and the other's had the same chances; an example where they had not is given up."""
+        """Return whether asyncio's end and the other's had the same chances; an example where they had not is given up."""
         # To find the end of a file, asyncio waits until the socket is nearly empty. If the peer does not read, that is never.
         return other.tasks or not one.tasks
 
@@ -181,14 +181,14 @@ class End:
         self.busy_count = 0
 
     def perform(self, action):
-        """Do something to the transport; returns what it came to as plain data."""
+        """Do something to the transport; return what it came to as plain data."""
         for end in self.world.ends:
             end.busy_count += not all(task.done() for task in end.tasks)
         name, *arguments = action
         return self.outcome_of(getattr(self, name), *arguments)
 
     def act(self, action):
-        """The same from outside of a callback, where nobody catches what a callback raised: `sendto` may call `error_received`."""
+        """Act from outside of a callback, where nobody catches what a callback raised: `sendto` may call `error_received`."""
         try:
             return self.perform(action)
         except Boom as error:
@@ -217,7 +217,7 @@ class End:
         return state
 
     def called(self, callback):
-        """The protocol was called: it does what is planned."""
+        """Do what is planned for when the protocol is called."""
         for action in self.plans.pop(callback, ()):
             self.perform(action)
 
@@ -391,7 +391,7 @@ class StreamEnd(End):
                 self.transport.writelines(bytearray(piece) for piece in pieces)
 
     def has_broken_writelines(self):
-        """Whether `write` stands for it. Where both refuse, the message names the method."""
+        """Return whether `write` stands for it. Where both refuse, the message names the method."""
         if not WRITELINES_IS_BROKEN or self.world.arm != "asyncio" or self.transport is not self.lowest:
             return False
         return not self.transport._eof and self.transport._empty_waiter is None
@@ -559,7 +559,7 @@ class PlainMachine(StreamMachine):
 
     @rule(steps=st.lists(st.tuples(st.integers(0, 1), stream_actions(STREAM_ONLY)), min_size=1, max_size=4))
     def act(self, steps):
-        """Several things in a row, in one callback."""
+        """Do several things in a row, in one callback."""
         self.act_in_both(steps)
 
 

@@ -70,7 +70,7 @@ class End:
     # Actions.
 
     def perform(self, action):
-        """Do something; returns what it came to as plain data."""
+        """Do something; return what it came to as plain data."""
         name, *arguments = action
         try:
             return described(getattr(self, name)(*arguments))
@@ -185,7 +185,7 @@ class End:
         self.reader._limit = count
 
     def view(self):
-        """While somebody has a view of the buffer, it can't be resized."""
+        """Hold a view of the buffer: meanwhile it can't be resized."""
         self.is_pure = False
         self.views.append(memoryview(self.reader._buffer))
 

@@ -118,7 +118,7 @@ def skip_unless(condition, feature):
 
 
 def has_flow_control_in_writelines():
-    """Whether the running asyncio's TCP transport pauses its protocol in `writelines`; that of 3.12 forgets to."""
+    """Return whether the running asyncio's TCP transport pauses its protocol in `writelines`; that of 3.12 forgets to."""
     writelines = asyncio.selector_events._SelectorSocketTransport.writelines
     return "_maybe_pause_protocol" in writelines.__code__.co_names or writelines.__qualname__.startswith(
         "WriteTransport"
@@ -126,7 +126,7 @@ def has_flow_control_in_writelines():
 
 
 def has_parameter(function, name):
-    """Whether a function of the running asyncio takes this argument."""
+    """Return whether a function of the running asyncio takes this argument."""
     return name in inspect.signature(function).parameters
 
 
@@ -158,7 +158,7 @@ def resource_warnings():
 
 
 def open_descriptors():
-    """The set of (descriptor, what it refers to) that this process has open."""
+    """Return the set of (descriptor, what it refers to) that this process has open."""
     found = set()
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -169,7 +169,7 @@ def open_descriptors():
 
 
 def count_objects_from_here(kind=object):
-    """A function that counts the objects of a kind that were made since, and that the garbage collector knows.
+    """Return a function that counts the objects of a kind that were made since, and that the garbage collector knows.
 
     Those from before are the process's. They are frozen: neither counted nor collected from now on.
     """
@@ -210,7 +210,7 @@ def names_the_slowest(test):
 
 
 def noop(*_arguments):
-    """A callback that does nothing."""
+    """Do nothing."""
 
 
 class Oops(Exception):
@@ -262,7 +262,7 @@ async def standstill(value):
 
 
 def turn_counter(loop):
-    """A function that says how many turns the loop has made."""
+    """Return a function that says how many turns the loop has made."""
     if hasattr(loop, "metrics"):
         return lambda: loop.metrics().turns
     made = 0
@@ -311,7 +311,7 @@ async def until(condition, what="the condition"):
 
 @functools.cache
 def port_numbers():
-    """An endless iterator of numbers below those that the system gives away: a thousand for each process of pytest-xdist.
+    """Return an endless iterator of numbers below those that the system gives away: a thousand for each process of pytest-xdist.
 
     They begin at different places, for whoever runs the tests twice at once. Where the system gives them away too, it is asked.
     """
@@ -324,7 +324,7 @@ def port_numbers():
 
 
 def free_port():
-    """A port that was free a moment ago. Programs that are told a number, and do not say what they got, need one."""
+    """Return a port that was free a moment ago. Programs that are told a number, and do not say what they got, need one."""
     for number in itertools.islice(port_numbers(), 1000):
         with socket.socket() as sock, contextlib.suppress(OSError):
             sock.bind((HOST, number))
@@ -333,7 +333,7 @@ def free_port():
 
 
 def tcp_listener(host=HOST, backlog=128):
-    """A listening, non-blocking TCP socket on a free port."""
+    """Return a listening, non-blocking TCP socket on a free port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.bind((host, 0))
@@ -343,7 +343,7 @@ def tcp_listener(host=HOST, backlog=128):
 
 
 def tcp_pair():
-    """Two connected, non-blocking TCP sockets on the loopback interface."""
+    """Return two connected, non-blocking TCP sockets on the loopback interface."""
     with socket.create_server((HOST, 0)) as listener:
         first = socket.create_connection(listener.getsockname())
         second, _ = listener.accept()
@@ -359,7 +359,7 @@ def reset(sock):
 
 
 def has_ipv6():
-    """Whether the loopback interface speaks IPv6."""
+    """Return whether the loopback interface speaks IPv6."""
     try:
         with socket.create_server(("::1", 0), family=socket.AF_INET6):
             return True
@@ -463,7 +463,7 @@ class Echo(asyncio.Protocol):
 
 
 def released_view():
-    """A memoryview that can no longer be used."""
+    """Return a memoryview that can no longer be used."""
     view = memoryview(b"released")
     view.release()
     return view
@@ -482,7 +482,7 @@ def keep_receive_buffer_small(peer):
 
 
 def unlogged(stderr):
-    """A child's stderr without debug mode's log of slow callbacks: on a busy machine any callback may be slow."""
+    """Return a child's stderr without debug mode's log of slow callbacks: on a busy machine any callback may be slow."""
     return "".join(line for line in stderr.splitlines(True) if not line.startswith("Executing <"))
 
 
@@ -497,7 +497,7 @@ def run_child(source, arm, *arguments, env=None, python_flags=(), **options):
 
 
 def address_space():
-    """The bytes that this process has mapped or reserved."""
+    """Return the bytes that this process has mapped or reserved."""
     with open("/proc/self/statm") as statm:
         return int(statm.read().split()[0]) * resource.getpagesize()
 
@@ -573,7 +573,7 @@ def forbid_sleep():
 
 @contextlib.contextmanager
 def start_child(source, arm, *arguments, env=None, python_flags=(), **options):
-    """Like `run_child`, but a context with the running subprocess.Popen; it is killed if it outlives the context."""
+    """Start a child as `run_child` does, but yield the running subprocess.Popen; it is killed if it outlives the context."""
     preamble = f"import asyncio, os, signal, sys, support\nnew_loop = support.loop_factory({arm!r})\n"
     path = os.pathsep.join(filter(None, [os.path.dirname(__file__), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path, **(env or {})}
@@ -639,5 +639,5 @@ def run_a_loop(arm):
 
 
 def run_a_loop_and_tell(arm, sender):
-    """The same, to the sending end of a pipe of multiprocessing."""
+    """Send the result of `run_a_loop` to the sending end of a pipe of multiprocessing."""
     sender.send(run_a_loop(arm))

@@ -57,7 +57,7 @@ def client_context(version=None):
 
 @functools.cache
 def tls_contexts(name=NAME):
-    """A server's context and that of a client which trusts it."""
+    """Return a server's context and that of a client which trusts it."""
     return server_context(name=name), client_context()
 
 
@@ -76,7 +76,7 @@ class Peer:
             await self.loop.sock_sendall(self.sock, data)
 
     async def call(self, method, *arguments):
-        """Calls a method of the SSL object, exchanging records until it succeeds."""
+        """Call a method of the SSL object, exchanging records until it succeeds."""
         while True:
             try:
                 result = method(*arguments)
@@ -94,7 +94,7 @@ class Peer:
         await self.call(self.tls.do_handshake)
 
     def encrypt(self, data):
-        """The records of this data, not sent."""
+        """Return the records of this data, not sent."""
         view = memoryview(data)
         while view:
             view = view[self.tls.write(view) :]
@@ -111,7 +111,7 @@ class Peer:
 
 
 async def attached(loop, protocol, version=None, *, context=None, peer_context=None, **options):
-    """A server's transport for `protocol`, and its Peer, connected and shaken hands."""
+    """Return a server's transport for `protocol`, and its Peer, connected and shaken hands."""
     ours, theirs = tcp_pair()
     options.setdefault("ssl", context or server_context(version))
     task = asyncio.ensure_future(loop.connect_accepted_socket(lambda: protocol, ours, **options))
@@ -166,7 +166,7 @@ def unread(sock):
 
 
 def end_has_arrived(sock):
-    """Whether the other end's kernel has acknowledged that this one has ended, so that it has all the data before that."""
+    """Return whether the other end's kernel has acknowledged that this one has ended, so that it has all the data before that."""
     state = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
     return state not in (b"\x01", b"\x04")  # TCP_ESTABLISHED, TCP_FIN_WAIT1
 

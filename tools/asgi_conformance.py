@@ -31,7 +31,7 @@ seen: dict[str, list[Any]] = {}
 
 
 def plain(value: Any) -> Any:
-    """The value, of types that `ast.literal_eval` reads; those of keys in the scope are kept."""
+    """Return the value, of types that `ast.literal_eval` reads; those of keys in the scope are kept."""
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -170,7 +170,7 @@ class Client:
         return sock
 
     def exchange(self, request: bytes) -> tuple[bytes, list[bytes], bytes]:
-        """The status line, the fields, and all that follows them until the server closes the connection."""
+        """Return the status line, the fields, and all that follows them until the server closes the connection."""
         with self.connect() as sock:
             sock.sendall(request)
             data = everything(sock)
@@ -206,7 +206,7 @@ class Client:
     def websocket(
         self, case: str, fields: bytes = b"", path: bytes = b"/"
     ) -> Iterator[tuple[socket.socket, bytes, bytes]]:
-        """A connection that has asked for a WebSocket, the head of the answer, and what came after it."""
+        """Yield a connection that has asked for a WebSocket, the head of the answer, and what came after it."""
         with self.connect() as sock:
             sock.sendall(
                 b"GET " + path + b" HTTP/1.1\r\nhost: h\r\nupgrade: websocket\r\nconnection: Upgrade\r\ncase: "
@@ -230,7 +230,7 @@ def everything(sock: socket.socket) -> bytes:
 
 
 def frame(opcode: int, payload: bytes) -> bytes:
-    """A masked frame, with the mask zero."""
+    """Return a masked frame, with the mask zero."""
     return bytes([0x80 | opcode, 0x80 | len(payload)]) + bytes(4) + payload
 
 
@@ -601,7 +601,7 @@ def _(client: Client) -> None:
 
 
 def commands(controls: str | None, names: list[str]) -> dict[str, Callable[[int, str], list[str]]]:
-    """How each server is started at a port, with a root path."""
+    """Return how each server is started at a port, with a root path."""
     target = f"{Path(__file__).stem}:app"
 
     def ringloop(backend: str) -> Callable[[int, str], list[str]]:
@@ -625,7 +625,7 @@ def commands(controls: str | None, names: list[str]) -> dict[str, Callable[[int,
 
 
 def differences(command: Callable[[int, str], list[str]], log: Path) -> dict[str, str]:
-    """The cases that a server differs in, and how."""
+    """Return the cases that a server differs in, and how."""
     found: dict[str, str] = {}
     for root, cases in (("", CASES), ("/api", ROOTED)):
         port = free_port()

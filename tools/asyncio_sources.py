@@ -92,7 +92,7 @@ Hashes = dict[str, dict[str, list[str]]]
 
 
 def sources(folder: Path) -> dict[str, str]:
-    """The source of each function in PARTS, by its name, from the folder of an asyncio package."""
+    """Return the source of each function in PARTS, by its name, from the folder of an asyncio package."""
     found: dict[str, str] = {}
     for module, parts in PARTS.items():
         text = (folder / f"{module}.py").read_text()
@@ -106,7 +106,7 @@ def sources(folder: Path) -> dict[str, str]:
 
 
 def _top(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements of a module, with those in the branches of its conditions."""
+    """Yield the statements of a module, with those in the branches of its conditions."""
     for node in body:
         yield node
         if isinstance(node, ast.If):
@@ -116,7 +116,7 @@ def _top(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 def _functions(
     name: str, node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, lines: list[str]
 ) -> dict[str, str]:
-    """The source of a function, or of a class's functions and of everything between them."""
+    """Return the source of a function, or of a class's functions and of everything between them."""
     span = _span(node)
     if not isinstance(node, ast.ClassDef):
         return {name: "".join(lines[number] for number in span)}
@@ -131,13 +131,13 @@ def _functions(
 
 
 def _span(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> range:
-    """The indices of the lines of a definition, decorators included."""
+    """Return the indices of the lines of a definition, decorators included."""
     first = min([node.lineno, *(it.lineno for it in node.decorator_list)])
     return range(first - 1, node.end_lineno or first)
 
 
 def hashes(found: dict[str, str]) -> dict[str, str]:
-    """The SHA-256 of each source, in hexadecimal digits."""
+    """Return the SHA-256 of each source, in hexadecimal digits."""
     return {name: hashlib.sha256(source.encode()).hexdigest() for name, source in found.items()}
 
 
@@ -175,7 +175,7 @@ class Comparison:
 
 
 def _order(release: str) -> tuple[int, ...]:
-    """Releases in order: "3.15.0rc2" before "3.15.1", after "3.14.10"."""
+    """Return a key that puts releases in order: "3.15.0rc2" before "3.15.1", after "3.14.10"."""
     digits = "".join(it if it.isdigit() else "." for it in release)
     return tuple(int(it) for it in digits.split(".") if it)
 
@@ -202,7 +202,7 @@ def compare(release: str, found: dict[str, str], known: Hashes) -> Comparison:
 
 
 def load() -> Hashes:
-    """Reads the file: on each line a function, the hash of its source, and the releases that have it."""
+    """Read the file: on each line a function, the hash of its source, and the releases that have it."""
     known: Hashes = {}
     for line in DATA.read_text().splitlines():
         name, value, *releases = line.split()
@@ -211,7 +211,7 @@ def load() -> Hashes:
 
 
 def save(known: Hashes) -> None:
-    """The reverse."""
+    """Write the file that `load` reads."""
     lines = [
         f"{name} {value} {' '.join(releases)}\n"
         for name, variants in sorted(known.items())
@@ -221,7 +221,7 @@ def save(known: Hashes) -> None:
 
 
 def update(release: str, found: dict[str, str], known: Hashes) -> Hashes:
-    """The known hashes, with those of this release added."""
+    """Return the known hashes, with those of this release added."""
     updated: Hashes = {}
     for name in {*known, *found}:
         variants = {value: [it for it in its if it != release] for value, its in known.get(name, {}).items()}
@@ -234,7 +234,7 @@ def update(release: str, found: dict[str, str], known: Hashes) -> Hashes:
 
 
 def diff(other: str) -> str:
-    """The unified diff between another interpreter's asyncio and the running one's, as far as it matters here."""
+    """Return the unified diff between another interpreter's asyncio and the running one's, as far as it matters here."""
     script = "import asyncio, platform; print(asyncio.__file__, platform.python_version())"
     path, release = subprocess.run([other, "-c", script], check=True, capture_output=True, text=True).stdout.split()
     before, after = sources(Path(path).parent), sources(Path(asyncio.__file__).parent)

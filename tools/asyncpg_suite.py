@@ -36,7 +36,7 @@ def run_as(account: pwd.struct_passwd) -> None:
         return folder
 
     def restrict(path: str, mode: int) -> None:
-        """For the server's private key."""
+        """Restrict access to the server's private key."""
         os.chmod(path, mode)
         os.chown(path, account.pw_uid, account.pw_gid)
 

@@ -83,7 +83,7 @@ class Wheel:
         return f"ringloop/_core.cpython-{self.python}-{self.machine}-linux-{libc}.so"
 
     def read(self, name: str) -> bytes:
-        """A file of the wheel; empty if it has none of this name."""
+        """Return a file of the wheel; empty if it has none of this name."""
         try:
             return self.archive.read(name)
         except KeyError:
@@ -95,7 +95,7 @@ class Unreadable(Exception):
 
 
 def open_wheel(path: pathlib.Path) -> Wheel:
-    """Raises Unreadable."""
+    """Open a wheel. Raise Unreadable."""
     name = re.fullmatch(r"ringloop-([^-]+)-cp(\d+)-(\w+)-([\w.]+)\.whl", path.name)
     if not name:
         raise Unreadable("the file's name is not that of a wheel of ringloop for one CPython")
@@ -117,12 +117,12 @@ def open_wheel(path: pathlib.Path) -> Wheel:
 
 
 def expected_version() -> str:
-    """The version in Cargo.toml."""
+    """Return the version in Cargo.toml."""
     return str(tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["package"]["version"])
 
 
 def check_tags(wheel: Wheel) -> Iterator[str]:
-    """The name and the files WHEEL and METADATA say the same, and something that we support."""
+    """Check that the name and the files WHEEL and METADATA say the same, and something that we support."""
     if wheel.version != expected_version():
         yield f"the version is {wheel.version}, but Cargo.toml has {expected_version()}"
     if wheel.python not in PYTHONS:
@@ -143,7 +143,7 @@ def check_tags(wheel: Wheel) -> Iterator[str]:
 
 
 def check_metadata(wheel: Wheel) -> Iterator[str]:
-    """METADATA names the package, its version, its licence and the Pythons."""
+    """Check that METADATA names the package, its version, its licence and the Pythons."""
     metadata = email.message_from_bytes(wheel.read(f"{wheel.info}/METADATA"))
     wanted = {
         "Name": "ringloop",
@@ -162,7 +162,7 @@ def check_metadata(wheel: Wheel) -> Iterator[str]:
 
 
 def check_contents(wheel: Wheel) -> Iterator[str]:
-    """The package of the repository, one extension module and the metadata: nothing else, nothing missing."""
+    """Check for the package of the repository, one extension module and the metadata: nothing else, nothing missing."""
     package = ROOT / "python" / "ringloop"
     sources = [path for path in package.rglob("*") if path.suffix in (".py", ".pyi") or path.name == "py.typed"]
     wanted = {f"ringloop/{path.relative_to(package)}" for path in sources} | {wheel.module}
@@ -194,7 +194,7 @@ def check_contents(wheel: Wheel) -> Iterator[str]:
 
 
 def check_record(wheel: Wheel) -> Iterator[str]:
-    """RECORD has the hash and the size of each file."""
+    """Check that RECORD has the hash and the size of each file."""
     rows = {row[0]: row[1:] for row in csv.reader(io.StringIO(wheel.read(f"{wheel.info}/RECORD").decode())) if row}
     for name in wheel.archive.namelist():
         if name.endswith(("/RECORD", "/")):
@@ -208,13 +208,13 @@ def check_record(wheel: Wheel) -> Iterator[str]:
 
 
 def entries(elf: ELFFile, section: str, kind: str) -> list[Any]:
-    """The entries of a section; none if the module lacks it. `kind` is what pyelftools calls them."""
+    """Return the entries of a section; none if the module lacks it. `kind` is what pyelftools calls them."""
     found: Any = elf.get_section_by_name(section)
     return list(getattr(found, f"iter_{kind}")()) if found else []
 
 
 def check_module(wheel: Wheel) -> Iterator[str]:
-    """The extension module is stripped and hardened, and needs only what the tag promises."""
+    """Check that the extension module is stripped and hardened, and needs only what the tag promises."""
     data = wheel.read(wheel.module)
     if not data:
         return  # check_contents says so.
@@ -239,7 +239,7 @@ def check_module(wheel: Wheel) -> Iterator[str]:
 
 
 def check_linking(wheel: Wheel, elf: ELFFile) -> Iterator[str]:
-    """Libraries, their symbols' versions, and how the loader treats the module."""
+    """Check libraries, their symbols' versions, and how the loader treats the module."""
     allowed = set(LIBRARIES[wheel.family])
     if wheel.family == "manylinux":
         allowed.add(LOADERS.get(wheel.machine, ""))
@@ -270,7 +270,7 @@ def check_linking(wheel: Wheel, elf: ELFFile) -> Iterator[str]:
 
 
 def check_symbols(elf: ELFFile) -> Iterator[str]:
-    """The module exports its initialisation functions only: another module's symbols must not bind to ours."""
+    """Check that the module exports its initialisation functions only: another module's symbols must not bind to ours."""
     exported = {
         symbol.name
         for symbol in entries(elf, ".dynsym", "symbols")
@@ -282,7 +282,7 @@ def check_symbols(elf: ELFFile) -> Iterator[str]:
 
 
 def check_musl(elf: ELFFile) -> Iterator[str]:
-    """The module needs no function that only a newer musl has. Weak symbols may be missing."""
+    """Check that the module needs no function that only a newer musl has. Weak symbols may be missing."""
     for symbol in entries(elf, ".dynsym", "symbols"):
         needed = symbol["st_shndx"] == "SHN_UNDEF" and symbol["st_info"]["bind"] == "STB_GLOBAL"
         if needed and symbol.name in NEW_IN_MUSL:
@@ -290,7 +290,7 @@ def check_musl(elf: ELFFile) -> Iterator[str]:
 
 
 def check_licences(wheel: Wheel) -> Iterator[str]:
-    """The SBOM lists the crates, and THIRD-PARTY-LICENSES has a licence for each."""
+    """Check that the SBOM lists the crates, and that THIRD-PARTY-LICENSES has a licence for each."""
     try:
         sbom = json.loads(wheel.read(f"{wheel.info}/sboms/ringloop.cdx.json"))
         components = [(each["name"], each["version"], each["licenses"]) for each in sbom["components"]]
@@ -306,7 +306,7 @@ def check_licences(wheel: Wheel) -> Iterator[str]:
 
 
 def shown_platform(path: pathlib.Path) -> tuple[str, str]:
-    """The platform tag that auditwheel gives a wheel, empty if it can't tell, and all that it says."""
+    """Return the platform tag that auditwheel gives a wheel, empty if it can't tell, and all that it says."""
     command = [sys.executable, "-m", "auditwheel", "show", str(path)]
     shown = subprocess.run(command, capture_output=True, text=True, check=False)
     said = " ".join(shown.stdout.split())
@@ -315,7 +315,7 @@ def shown_platform(path: pathlib.Path) -> tuple[str, str]:
 
 
 def check_auditwheel(wheel: Wheel) -> Iterator[str]:
-    """auditwheel agrees with the tag of a wheel for glibc.
+    """Check that auditwheel agrees with the tag of a wheel for glibc.
 
     For musl it wants the library's name on Alpine, libc.musl-x86_64.so.1. zig writes libc.so, which musl's loader takes for itself,
     as it does each name of its own parts; check_linking allows no other.
@@ -352,7 +352,7 @@ def problems(path: pathlib.Path) -> list[str]:
 
 
 def absent(paths: list[pathlib.Path]) -> list[str]:
-    """The wheels of a complete set that are not among these."""
+    """Return the wheels of a complete set that are not among these."""
     names = "\n".join(path.name for path in paths)
     return [
         f"there is no wheel for CPython {python}, {family}, {machine}"

@@ -33,7 +33,7 @@ class UsageError(Exception):
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
-    """Echoes the messages of a WebSocket."""
+    """Echo the messages of a WebSocket."""
     await receive()
     await send({"type": "websocket.accept"})
     while (message := await receive())["type"] == "websocket.receive":
@@ -41,7 +41,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 
 
 def find_python(wanted: str | None) -> str:
-    """A Python 2.7 that runs: pyenv's stand-ins on the path may not."""
+    """Return a Python 2.7 that runs: pyenv's stand-ins on the path may not."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
     found = [str(path) for path in sorted(pyenv.glob("versions/2.7.*/bin/python2.7"), reverse=True)]
     for name in [wanted] if wanted else ["python2.7", *found]:
@@ -53,7 +53,7 @@ def find_python(wanted: str | None) -> str:
 
 
 def install(python: str, folder: Path) -> Path:
-    """The folder with the suite's packages."""
+    """Return the folder with the suite's packages."""
     packages = folder / "packages"
     mark = packages / ".installed"
     if not mark.exists():
@@ -71,7 +71,7 @@ def install(python: str, folder: Path) -> Path:
 def run_backend(
     backend: str, python: str, packages: Path, folder: Path, cases: list[str], timeout_s: float
 ) -> dict[str, dict[str, Any]]:
-    """Runs the cases on a backend: what the suite says about each of them."""
+    """Run the cases on a backend; return what the suite says about each of them."""
     reports = folder / "reports" / backend
     shutil.rmtree(reports, ignore_errors=True)
     port = free_port()
@@ -109,7 +109,7 @@ def run_backend(
 
 
 def report(backend: str, results: dict[str, dict[str, Any]]) -> bool:
-    """Prints the results of a backend. Returns whether all cases passed."""
+    """Print the results of a backend. Return whether all cases passed."""
     behaviours = collections.Counter(result["behavior"] for result in results.values())
     failed = [
         (case, result)
@@ -124,7 +124,7 @@ def report(backend: str, results: dict[str, dict[str, Any]]) -> bool:
 
 
 def main() -> int:
-    """The exit status."""
+    """Return the exit status."""
     parser = argparse.ArgumentParser(description="Run Autobahn's test suite for WebSocket.")
     parser.add_argument("--folder", type=Path, default=Path("target/autobahn"), help="for packages and reports")
     parser.add_argument("--python", help="a Python 2.7; default: python2.7, or the one of pyenv")

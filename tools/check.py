@@ -108,12 +108,12 @@ class Interpreter:
         return f"{self.venv}/bin/python"
 
     def make(self, *words: str) -> list[str]:
-        """The command that makes targets with this interpreter."""
+        """Return the command that makes targets with this interpreter."""
         return [*self.inside, "make", "--keep-going", *words, f"PYTHON={self.path}", f"VENV={self.venv}"]
 
 
 def find_on_machine(minor: int) -> Interpreter | None:
-    """A CPython 3.`minor` of this machine that can build ringloop."""
+    """Return a CPython 3.`minor` of this machine that can build ringloop."""
     # pyenv's shims are on the PATH for versions that are not selected, too, and don't run. So its folder is searched as well.
     name = f"python3.{minor}"
     candidates = [shutil.which(name), *map(str, sorted(Path.home().glob(f".pyenv/versions/3.{minor}.*/bin/{name}")))]
@@ -151,7 +151,7 @@ class Interpreters:
 
 
 def find_interpreters() -> Interpreters:
-    """This machine's CPythons, and those of Debian's tree, which need not exist yet, for what this machine lacks.
+    """Return this machine's CPythons, and those of Debian's tree, which need not exist yet, for what this machine lacks.
 
     The main one is what users get by `python3`, or else the newest of this machine that is suitable.
     """
@@ -181,7 +181,7 @@ class Turn:
 
 
 def turn_of(commit: str, candidates: Sequence[Interpreter]) -> Turn | None:
-    """The turn of a commit, or None where there is only an oldest and a newest interpreter."""
+    """Return the turn of a commit, or None where there is only an oldest and a newest interpreter."""
     if not candidates:
         return None
     round_, index = divmod(int(commit[:8], 16), len(candidates))
@@ -192,7 +192,7 @@ def turn_of(commit: str, candidates: Sequence[Interpreter]) -> Turn | None:
 
 
 def plan(pythons: Interpreters, commit: str) -> list[Step]:
-    """All steps, in the order in which their lanes begin them."""
+    """Return all steps, in the order in which their lanes begin them."""
     main, turn = pythons.main, turn_of(commit, pythons.in_the_middle)
     steps = [
         Step("compile the Rust tests", "they compile", main.make("test-rust", "ARGS=--no-run"), "beside"),
@@ -247,7 +247,7 @@ one folder, so that its dependencies are compiled once."""
 
 
 def build_for(python: Interpreter, *, in_quick: bool) -> Step:
-    """The extension for another interpreter than the main one."""
+    """Return the extension for another interpreter than the main one."""
     needs = ("debian tree",) if python.inside else ()
     covers, command = f"the extension compiles for CPython 3.{python.minor}", python.make("extension", *FAST)
     return Step(f"build on 3.{python.minor}", covers, command, "beside", needs, in_quick)
@@ -261,7 +261,7 @@ def tests_of(python: Interpreter, name: str, covers: str, loops: str, *more: str
 
 
 def newest_interpreter(python: Interpreter) -> Iterator[Step]:
-    """The Python tests that depend on the interpreter, on both backends.
+    """Yield the steps of the Python tests that depend on the interpreter, on both backends.
 
     asyncio as the control runs in a step of its own, because its result changes only when CPython does.
     """
@@ -272,7 +272,7 @@ def newest_interpreter(python: Interpreter) -> Iterator[Step]:
 
 
 def interpreter_in_the_middle(python: Interpreter, backend: str | None) -> Iterator[Step]:
-    """The same on one of the others: where it takes part, on one backend and without HTTP, for which the newest stands."""
+    """Yield the same on one of the others: where it takes part, on one backend and without HTTP, for which the newest stands."""
     minor, covers = python.minor, "the Python tests that depend on the interpreter, without HTTP, on"
     yield build_for(python, in_quick=backend is not None)
     for loops in BACKENDS:
@@ -285,7 +285,7 @@ def interpreter_in_the_middle(python: Interpreter, backend: str | None) -> Itera
 
 
 def conformance(python: Interpreter, *, in_quick: bool) -> Step:
-    """CPython's own tests of asyncio on both backends."""
+    """Return the step of CPython's own tests of asyncio on both backends."""
     command = [*python.inside, python.python, "tools/conformance.py", "--record", f"conformance-3.{python.minor}"]
     covers = "CPython's own tests of asyncio on both backends"
     needs = ("make build", f"build on 3.{python.minor}")
@@ -393,7 +393,7 @@ class Run:
 
 
 def changes_of_asyncio(interpreters: Sequence[Interpreter]) -> Iterator[str]:
-    """Return what has changed in asyncio since somebody read it. It fails no test, because a maintainer must read it."""
+    """Yield what has changed in asyncio since somebody read it. It fails no test, because a maintainer must read it."""
     for python in interpreters:
         report = run_quietly(*python.inside, python.python, "tools/asyncio_sources.py")
         if report.returncode == 1:
@@ -404,7 +404,7 @@ def changes_of_asyncio(interpreters: Sequence[Interpreter]) -> Iterator[str]:
 
 
 def flaky_tests() -> list[test_records.Record]:
-    """The flaky tests of all records."""
+    """Return the flaky tests of all records."""
     records = (record for path in sorted(test_records.FOLDER.glob("*.jsonl")) for record in test_records.read(path))
     return [record for record in records if record.outcome == "flaky"]
 
@@ -449,7 +449,7 @@ def write_table() -> None:
 
 
 def choose(steps: Sequence[Step], names: Sequence[str], everything: bool) -> list[Step]:
-    """The steps that the command line asks for, and all that these need."""
+    """Return the steps that the command line asks for, and all that these need."""
     unknown = set(names) - {step.name for step in steps}
     if unknown:
         raise CannotBegin(f"there is no step {', '.join(sorted(map(repr, unknown)))}; --list names them")

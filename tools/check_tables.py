@@ -21,18 +21,18 @@ SLOWEST = 50
 
 
 def minutes(seconds: float) -> str:
-    """A duration in minutes, as the tables show it."""
+    """Return a duration in minutes, as the tables show it."""
     return f"{seconds / 60:.1f}"
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown. Columns with these words in their header hold numbers."""
+    """Return a table in Markdown. Columns with these words in their header hold numbers."""
     lines = [" | ".join(header), " | ".join("---:" if NUMBERS & {*name.split()} else "---" for name in header)]
     return "\n".join(f"| {line} |" for line in [*lines, *(" | ".join(row) for row in rows)])
 
 
 def folder_of(name: str) -> str:
-    """The folder of a Python test, or the program of a Rust test."""
+    """Return the folder of a Python test, or the program of a Rust test."""
     path, _, _ = name.partition("::")
     return path.rpartition("/")[0] or f"Rust: {path}"
 
@@ -66,7 +66,7 @@ def folders_table(records: dict[str, list[test_records.Record]]) -> str:
 
 
 def slowest_table(records: dict[str, list[test_records.Record]]) -> str:
-    """The slowest tests of all."""
+    """Return the slowest tests of all."""
     tests = [(test, kind) for kind, tests in records.items() for test in tests]
     tests.sort(key=lambda pair: -pair[0].wall_s)
     rows = [

@@ -44,7 +44,7 @@ WIDTH = 100
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The entries of the file; none if there is no file yet."""
+    """Return the entries of the file; none if there is no file yet."""
     if not path.exists():
         return []
     contents = json.loads(path.read_text())
@@ -105,7 +105,7 @@ def run_applications(path: Path) -> int:
 
 
 def read_applications(report: Path) -> dict[str, dict[str, list[int]]]:
-    """How often each test function passed, failed and was skipped on each loop, from pytest's report."""
+    """Return how often each test function passed, failed and was skipped on each loop, from pytest's report."""
     tests: dict[str, dict[str, list[int]]] = {}
     for case in ElementTree.parse(report).iter("testcase"):
         function, _, parameters = case.get("name", "").rstrip("]").partition("[")
@@ -120,7 +120,7 @@ def read_applications(report: Path) -> dict[str, dict[str, list[int]]]:
 
 
 def integrations() -> Iterator[tuple[str, list[str], list[str]]]:
-    """The rows of the table in docs/integrations.md: what it is, its packages, and the tests that check it."""
+    """Yield the rows of the table in docs/integrations.md: what it is, its packages, and the tests that check it."""
     section = (REPOSITORY / "docs" / "integrations.md").read_text().split("## Tried and works\n")[1].split("\n## ")[0]
     for line in [line for line in section.splitlines() if line.startswith("|")][2:]:
         what, versions, _, checked = (cell.strip() for cell in line.strip("|").split("|"))
@@ -143,7 +143,7 @@ of them is explained below its table, and so are failures on the control."""
 
 
 def render(entries: Sequence[dict[str, Any]]) -> str:
-    """The page."""
+    """Return the page."""
     with open(TOOLS / "suites.toml", "rb") as file:
         suites: dict[str, dict[str, Any]] = tomllib.load(file)
     blocks = [INTRODUCTION]
@@ -159,13 +159,13 @@ def render(entries: Sequence[dict[str, Any]]) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]], figures: set[str]) -> str:
-    """A table of Markdown."""
+    """Return a table of Markdown."""
     lines = [header, ["---:" if name in figures else "---" for name in header], *rows]
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
 def render_suite(settings: dict[str, Any], entries: Sequence[dict[str, Any]]) -> list[str]:
-    """The section of a suite: its figures, and an explanation of each difference."""
+    """Return the section of a suite: its figures, and an explanation of each difference."""
     rows = []
     for entry in entries:
         for loop in LOOPS:
@@ -182,7 +182,7 @@ def render_suite(settings: dict[str, Any], entries: Sequence[dict[str, Any]]) ->
 
 
 def differences(settings: dict[str, Any], entries: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
-    """Explanations, each with the names of the tests that it is about."""
+    """Return explanations, each with the names of the tests that it is about."""
     explained, everywhere = settings.get("explained", {}), settings.get("everywhere", {})
     texts: dict[str, dict[str, None]] = {}
 
@@ -209,7 +209,7 @@ def differences(settings: dict[str, Any], entries: Sequence[dict[str, Any]]) -> 
 
 
 def render_cpython(entries: Sequence[dict[str, Any]]) -> list[str]:
-    """The section of CPython's own tests."""
+    """Return the section of CPython's own tests."""
     if not entries:
         return []
     names = {"passed": "passed", "skipped": "skipped", "left_out": "left out", "no_loop": "no loop"}
@@ -236,7 +236,7 @@ def render_cpython(entries: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def render_applications(entry: dict[str, Any]) -> list[str]:
-    """The section of tests/applications: a row for each framework of docs/integrations.md."""
+    """Return the section of tests/applications: a row for each framework of docs/integrations.md."""
     rows = []
     for what, packages, names in integrations():
         versions = ", ".join(f"{package} {entry['versions'].get(package, '?')}" for package in packages)
@@ -255,7 +255,7 @@ def render_applications(entry: dict[str, Any]) -> list[str]:
 
 
 def filled(text: str, first: str = "", rest: str = "") -> str:
-    """Breaks a text into lines, but never inside of code or a link."""
+    """Break a text into lines, but never inside of code or a link."""
     lines, line = [], first
     for word in re.findall(r"(?:`[^`]*`|\[[^]]*\]\([^)]*\)|\S)+", text):
         if line.strip() and line != first and len(line) + len(word) > WIDTH:
@@ -266,7 +266,7 @@ def filled(text: str, first: str = "", rest: str = "") -> str:
 
 
 def bullets(texts: dict[str, list[str]]) -> list[str]:
-    """A list of explanations, each with its tests."""
+    """Return a list of explanations, each with its tests."""
     items = []
     for text, tests in texts.items():
         items.append(filled(f"{', '.join(f'`{test}`' for test in tests)}: {text}", "- ", "  "))

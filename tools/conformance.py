@@ -75,7 +75,7 @@ class LeftOut:
         return not self.versions or "{}.{}".format(*sys.version_info) in self.versions
 
     def fits(self, name: str) -> bool:
-        """Whether the entry is about this test."""
+        """Return whether the entry is about this test."""
         return fnmatch.fnmatchcase(name, self.pattern)
 
 
@@ -162,7 +162,7 @@ class View(types.ModuleType):
 
 
 def find_modules(package_name: str) -> list[str]:
-    """The names of the test modules in a package, such as `test_events`."""
+    """Return the names of the test modules in a package, such as `test_events`."""
     try:
         package = importlib.import_module(package_name)
     except unittest.SkipTest as skip:
@@ -177,7 +177,7 @@ def find_modules(package_name: str) -> list[str]:
 
 
 def flatten(suite: unittest.TestSuite | unittest.TestCase) -> Iterator[unittest.TestCase]:
-    """The tests in a suite of suites."""
+    """Yield the tests in a suite of suites."""
     if isinstance(suite, unittest.TestCase):
         yield suite
     else:
@@ -262,7 +262,7 @@ class Running:
 
 
 def read_all(descriptor: int) -> str:
-    """The contents of a file, as text."""
+    """Return the contents of a file, as text."""
     os.lseek(descriptor, 0, os.SEEK_SET)
     with open(descriptor, "rb", closefd=False) as file:
         return file.read().decode(errors="replace")
@@ -434,7 +434,7 @@ COLUMNS = ("passed", "failed", "as asyncio", "skipped", "left out", "no loop")
 
 
 def column(outcome: Outcome) -> str:
-    """The column of the table in which an outcome is counted."""
+    """Return the column of the table in which an outcome is counted."""
     return "as asyncio" if outcome.fails_on_asyncio else outcome.status
 
 
@@ -565,7 +565,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def choose_backends(asked: Sequence[str] | None) -> list[str]:
-    """The arms to run. io_uring is left out, with a message, if it is refused and was not asked for."""
+    """Return the arms to run. io_uring is left out, with a message, if it is refused and was not asked for."""
     if asked and CONTROL in asked:
         if len(set(asked)) > 1:
             raise UsageError(
@@ -590,7 +590,7 @@ def choose_backends(asked: Sequence[str] | None) -> list[str]:
 
 
 def is_wanted(name: str, arguments: argparse.Namespace) -> bool:
-    """Whether the command line asks for this test."""
+    """Return whether the command line asks for this test."""
     if arguments.tests:
         if arguments.exact:
             return name in arguments.tests

@@ -20,7 +20,7 @@ FOLDERS = ("docs", "docs/decisions", "docs/site")
 
 
 def pages() -> dict[str, pathlib.Path]:
-    """The files of the pages, by the name that a page has on the site."""
+    """Return the files of the pages, by the name that a page has on the site."""
     files = [REPOSITORY / name for name in ROOT_PAGES]
     for folder in FOLDERS:
         files += (REPOSITORY / folder).glob("*.md")
@@ -31,7 +31,7 @@ def pages() -> dict[str, pathlib.Path]:
 
 
 def stage(folder: pathlib.Path) -> None:
-    """Makes a folder with a copy of each page."""
+    """Make a folder with a copy of each page."""
     folder.mkdir(parents=True)
     for name, file in pages().items():
         shutil.copyfile(file, folder / f"{name}.md")

@@ -39,7 +39,7 @@ def lacks(what: str) -> None:
 
 
 def fuzz_command() -> list[str]:
-    """The command of cargo-fuzz, with a toolchain that accepts the flags of sanitizers."""
+    """Return the command of cargo-fuzz, with a toolchain that accepts the flags of sanitizers."""
     if shutil.which("cargo-fuzz") is None:
         lacks("cargo-fuzz is not installed (cargo install cargo-fuzz)")
     nightly = subprocess.run(["rustc", "+nightly", "--version"], capture_output=True, check=False)
@@ -51,23 +51,23 @@ def fuzz_command() -> list[str]:
 
 
 def folders_for(target: str) -> list[str]:
-    """The options that name a target's folders."""
+    """Return the options that name a target's folders."""
     return ["--fuzz-dir", str(TARGETS[target] / "fuzz"), "--target-dir", str(TARGET_FOLDER)]
 
 
 def corpus_path(target: str) -> pathlib.Path:
-    """The file that has the corpus of `target`."""
+    """Return the file that has the corpus of `target`."""
     return TARGETS[target] / "tests/corpus" / f"{target}.txt"
 
 
 def corpus_of(target: str) -> list[bytes]:
-    """The corpus of `target`."""
+    """Return the corpus of `target`."""
     path = corpus_path(target)
     return [bytes.fromhex(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def requests_for(target: str) -> list[bytes]:
-    """The requests of the table, as inputs of `target`, if it takes requests."""
+    """Return the requests of the table, as inputs of `target`, if it takes requests."""
     if target not in TAKES_REQUESTS:
         return []
     rows = json.loads((HTTP / "tests/data/requests.json").read_text())
@@ -82,7 +82,7 @@ def write_inputs(folder: pathlib.Path, inputs: list[bytes]) -> None:
 
 
 def run(fuzz: list[str], target: str, seconds: int) -> bool:
-    """Run a target. Returns True if no input failed."""
+    """Run a target. Return True if no input failed."""
     found = TARGET_FOLDER / "found" / target
     write_inputs(found, corpus_of(target) + requests_for(target))
     options = [f"-max_total_time={seconds}", f"-max_len={INPUT_BYTES_MAX}", "-print_final_stats=1", "-timeout=20"]

@@ -21,7 +21,7 @@ APPLICATION = "apps.main_app:app"
 
 
 def command(folder: Path, port: int, certificate: Path | None) -> list[str]:
-    """The command that serves the tests' application; the certificate has its key beside it."""
+    """Return the command that serves the tests' application; the certificate has its key beside it."""
     if LOOP != "asyncio":
         files = (
             [f"--ssl-certfile={certificate}", f"--ssl-keyfile={certificate.with_suffix('.key')}"] if certificate else []
@@ -37,7 +37,7 @@ def command(folder: Path, port: int, certificate: Path | None) -> list[str]:
 def services(
     docker_compose_file: Path, certs_dir: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, str]]:
-    """Takes the place of the tests' fixture `docker_services`."""
+    """Take the place of the tests' fixture `docker_services`."""
     logs = tmp_path_factory.mktemp("logs")
     with contextlib.ExitStack() as stack:
         urls = {}
@@ -51,6 +51,6 @@ def services(
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_plugin_registered(plugin: object) -> None:
-    """Replaces the fixture before pytest finds it."""
+    """Replace the fixture before pytest finds it."""
     if hasattr(plugin, "docker_services"):
         setattr(plugin, "docker_services", services)  # noqa: B010

@@ -35,7 +35,7 @@ EXPECTED = {
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
-    """Reads the whole body before it answers: an answer before the end of a request that is wrong would hide that."""
+    """Read the whole body before it answers: an answer before the end of a request that is wrong would hide that."""
     while (message := await receive()).get("more_body"):
         pass
     if message["type"] == "http.disconnect":
@@ -45,7 +45,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 
 
 def install(folder: Path) -> Path:
-    """The program, built if it is not there."""
+    """Return the program, built if it is not there."""
     program = folder / f"h2spec-{VERSION}"
     if not program.exists():
         environment = {**os.environ, "GOBIN": str(folder / "bin"), "GOPATH": str(folder / "go")}
@@ -56,7 +56,7 @@ def install(folder: Path) -> Path:
 
 
 def run(program: Path, folder: Path, backend: str, *, tls: bool) -> tuple[int, set[str]]:
-    """The number of tests, and the names of those that failed."""
+    """Return the number of tests, and the names of those that failed."""
     report = folder / f"{backend}.xml"
     options = ["--lifespan", "off", "--no-access-log"]
     if tls:

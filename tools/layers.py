@@ -81,7 +81,7 @@ class Unit:
 
 
 def read_tables(root: Path) -> tuple[dict[str, Table], list[Offence]]:
-    """The tables by folder, and the errors in them."""
+    """Return the tables by folder, and the errors in them."""
     tables: dict[str, Table] = {}
     offences: list[Offence] = []
     table: Table | None = None
@@ -164,7 +164,7 @@ class Token:
 
 
 def tokens_of(source: str) -> list[Token]:
-    """The tokens of a Rust file, without comments and literals."""
+    """Return the tokens of a Rust file, without comments and literals."""
     tokens: list[Token] = []
     position, line = 0, 1
     while position < len(source):
@@ -185,7 +185,7 @@ def tokens_of(source: str) -> list[Token]:
 
 
 def _end_of_comment(source: str, position: int) -> int:
-    """The end of the block comment at `position`; they nest."""
+    """Return the end of the block comment at `position`; they nest."""
     depth = 0
     for match in re.finditer(r"/\*|\*/", source[position:]):
         depth += 1 if match[0] == "/*" else -1
@@ -270,7 +270,7 @@ class RustReader:
                 index += 1
 
     def _read_path(self, index: int, module: tuple[str, ...]) -> int:
-        """A path outside of `use`; returns where it ends. One that starts at a name in scope counts in the root only."""
+        """Read a path outside of `use`; return where it ends. One that starts at a name in scope counts in the root only."""
         start, segments = index, [self._text(index)]
         while self._text(index + 1) == "::" and _NAME.fullmatch(self._text(index + 2)):
             segments.append(self._text(index + 2))
@@ -280,7 +280,7 @@ class RustReader:
         return index + 1
 
     def _read_tree(self, index: int, prefix: tuple[str, ...], module: tuple[str, ...], public: bool = False) -> int:
-        """A use tree, such as `crate::{a, b::{self, c as d}}`; returns where it ends."""
+        """Read a use tree, such as `crate::{a, b::{self, c as d}}`; return where it ends."""
         segments = prefix
         if self._text(index) == "$":  # `$crate` in a macro
             index += 1
@@ -307,7 +307,7 @@ class RustReader:
         return index + 1
 
     def _end_of_group(self, index: int) -> int:
-        """The index behind the bracket that closes the one at `index`."""
+        """Return the index behind the bracket that closes the one at `index`."""
         depth = 0
         while index < len(self._tokens):
             depth += (self._text(index) in _OPENING) - (self._text(index) in _CLOSING)
@@ -317,7 +317,7 @@ class RustReader:
         return index
 
     def _end_of_item(self, index: int, module: tuple[str, ...]) -> int:
-        """The index behind the item at `index`: behind its `;`, its block, or its comma in a list of fields or arms."""
+        """Return the index behind the item at `index`: behind its `;`, its block, or its comma in a list of fields or arms."""
         while self._text(index) == "#" and self._text(index + 1) == "[":
             index = self._end_of_group(index + 1)
         words: set[str] = set()
@@ -339,7 +339,7 @@ class RustReader:
 
 
 def _is_for_tests(attribute: list[str]) -> bool:
-    """Whether an attribute is a `cfg` that only tests fulfil: `#[cfg(test)]`, `#[cfg(all(test, ...))]`."""
+    """Return whether an attribute is a `cfg` that only tests fulfil: `#[cfg(test)]`, `#[cfg(all(test, ...))]`."""
     words = [text for text in attribute if text not in ("#", "!", "[", "]")]
     if words[:2] != ["cfg", "("]:
         return False
@@ -359,7 +359,7 @@ def _is_for_tests(attribute: list[str]) -> bool:
 
 
 def read_crate(root: Path, folder: str) -> Unit:
-    """The top-level modules of a crate and their imports."""
+    """Return the top-level modules of a crate and their imports."""
     files = _read_files(root, folder)
     crate_root = "lib" if (root / folder / "src" / "lib.rs").exists() else "main"
     unit = Unit({module[0] if module else crate_root: Place(name, 1) for module, (name, _) in reversed(files.items())})
@@ -385,7 +385,7 @@ def read_crate(root: Path, folder: str) -> Unit:
 
 
 def _read_files(root: Path, folder: str) -> dict[tuple[str, ...], tuple[str, RustFile]]:
-    """The files of a crate, by module, without those that are for tests: name and contents. Parents come first."""
+    """Return the files of a crate, by module, without those that are for tests: name and contents. Parents come first."""
     source = root / folder / "src"
     files: dict[tuple[str, ...], tuple[str, RustFile]] = {}
     for path in source.rglob("*.rs"):
@@ -406,7 +406,7 @@ def _read_files(root: Path, folder: str) -> dict[tuple[str, ...], tuple[str, Rus
 
 
 def _names_in_root(file: RustFile, modules: Iterable[str]) -> dict[str, str | None]:
-    """The module that `use` in the root takes each name from, None for another crate's: `crate::name` leads there."""
+    """Return the module that `use` in the root takes each name from, None for another crate's: `crate::name` leads there."""
     names: dict[str, str | None] = {}
     for path in file.paths:
         if path.declares and not path.inside:
@@ -416,7 +416,7 @@ def _names_in_root(file: RustFile, modules: Iterable[str]) -> dict[str, str | No
 
 
 def _target(path: RustPath, names: dict[str, str | None], crate_root: str) -> str | None:
-    """The top-level module that a path leads to; None if it leaves the crate or starts at a name in scope."""
+    """Return the top-level module that a path leads to; None if it leaves the crate or starts at a name in scope."""
     inside, rest = path.inside, path.segments
     if rest[0] == "crate":
         inside, rest = (), rest[1:]
@@ -433,13 +433,13 @@ def _target(path: RustPath, names: dict[str, str | None], crate_root: str) -> st
 
 
 def members_of(root: Path) -> list[str]:
-    """The folders of the crates of the workspace, if there is one."""
+    """Return the folders of the crates of the workspace, if there is one."""
     manifest = root / "Cargo.toml"
     return list(tomllib.loads(manifest.read_text())["workspace"]["members"]) if manifest.exists() else []
 
 
 def read_workspace(root: Path) -> Unit:
-    """The crates of the workspace, and which of them name which others in their Cargo.toml."""
+    """Return the crates of the workspace, and which of them name which others in their Cargo.toml."""
     manifests = {}
     for member in members_of(root):
         text = (root / member / "Cargo.toml").read_text()
@@ -462,7 +462,7 @@ def read_workspace(root: Path) -> Unit:
 
 
 def read_package(root: Path, folder: str) -> Unit:
-    """The modules of a Python package and their imports; a native one is known by its stub."""
+    """Return the modules of a Python package and their imports; a native one is known by its stub."""
     package = root / folder
     files: dict[tuple[str, ...], Path] = {}
     for path in sorted([*package.rglob("*.py"), *package.rglob("*.pyi")]):
@@ -487,7 +487,7 @@ def read_package(root: Path, folder: str) -> Unit:
 
 
 def _imports_of(tree: ast.AST, package: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:
-    """The absolute names that are imported in a module of `package`, except for type checkers."""
+    """Yield the absolute names that are imported in a module of `package`, except for type checkers."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -505,7 +505,7 @@ def _imports_of(tree: ast.AST, package: tuple[str, ...]) -> Iterator[tuple[tuple
 
 
 def _is_type_checking(test: ast.expr) -> bool | None:
-    """True for `TYPE_CHECKING`, False for `not TYPE_CHECKING`, None for all else."""
+    """Return True for `TYPE_CHECKING`, False for `not TYPE_CHECKING`, None for all else."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         return False if _is_type_checking(test.operand) else None
     name = test.id if isinstance(test, ast.Name) else test.attr if isinstance(test, ast.Attribute) else ""
@@ -513,7 +513,7 @@ def _is_type_checking(test: ast.expr) -> bool | None:
 
 
 def reader_of(root: Path, folder: str) -> Callable[[], Unit] | None:
-    """The reader for the crate or package in a folder; None if it is neither."""
+    """Return the reader for the crate or package in a folder; None if it is neither."""
     if folder == WORKSPACE:
         return lambda: read_workspace(root)
     if (root / folder / "Cargo.toml").exists():
@@ -524,7 +524,7 @@ def reader_of(root: Path, folder: str) -> Callable[[], Unit] | None:
 
 
 def find_offences(root: Path) -> list[Offence]:
-    """All violations in the repository at `root`."""
+    """Return all violations in the repository at `root`."""
     tables, offences = read_tables(root)
     for folder, table in tables.items():
         if (reader := reader_of(root, folder)) is None:

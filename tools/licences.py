@@ -72,13 +72,13 @@ class Crate:
 
 
 def cargo(*arguments: str) -> str:
-    """The output of a cargo command on this workspace."""
+    """Return the output of a cargo command on this workspace."""
     command = ["cargo", *arguments, "--locked", "--manifest-path", str(ROOT / "Cargo.toml")]
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
 def linked_crates(package: str) -> list[Crate]:
-    """The crates of registries that are linked into a crate of the workspace, on any of the targets."""
+    """Return the crates of registries that are linked into a crate of the workspace, on any of the targets."""
     linked = set()
     for target in TARGETS:
         options = ["--edges", "normal,no-proc-macro", "--target", target, "--prefix", "none", "--format", "{p}"]
@@ -105,7 +105,7 @@ def linked_crates(package: str) -> list[Crate]:
 
 
 def chosen_licence(crate: Crate) -> str:
-    """The licence of a crate that we choose, or all of them if they apply together. Raises Refused."""
+    """Return the licence of a crate that we choose, or all of them if they apply together. Raise Refused."""
     together = re.split(r"\s+AND\s+", crate.expression)
     if len(together) > 1 and all(licence in ALLOWED for licence in together):
         return crate.expression
@@ -119,7 +119,7 @@ def chosen_licence(crate: Crate) -> str:
 
 
 def licence_text(crate: Crate, licence: str) -> str:
-    """The text of the licence in a crate's sources, with those of code that the crate has taken from others. Raises Refused."""
+    """Return the text of the licence in a crate's sources, with those of code that the crate has taken from others. Raise Refused."""
     files = sorted(path for path in crate.folder.rglob("*") if re.match("LICEN[CS]E|COPYING", path.name.upper()))
     if " AND " in licence:
         # Each part of the crate has its own.
@@ -137,7 +137,7 @@ def licence_text(crate: Crate, licence: str) -> str:
 
 
 def document(package: Package, crates: list[Crate]) -> str:
-    """The contents of THIRD-PARTY-LICENSES. Equal texts occur once."""
+    """Return the contents of THIRD-PARTY-LICENSES. Equal texts occur once."""
     users: dict[tuple[str, str], list[str]] = {}
     for crate in crates:
         licence = chosen_licence(crate)
@@ -149,7 +149,7 @@ def document(package: Package, crates: list[Crate]) -> str:
 
 
 def bill_of_materials(package: Package, crates: list[Crate]) -> str:
-    """The SBOM."""
+    """Return the SBOM."""
     version = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["package"]["version"]
     main = f"pkg:pypi/{package.name}@{version}"
     components = []

@@ -62,7 +62,7 @@ count = 0
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
-    """Answers with the target, and remembers what no proxy has meant."""
+    """Answer with the target, and remember what no proxy has meant."""
     global count
     if scope["type"] == "websocket":
         await send({"type": "websocket.close"})
@@ -89,7 +89,10 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 
 
 def is_same(line: bytes, meant: bytes) -> bool:
-    """Whether this is the request that was meant: a target's scheme and host, an empty query, and that of CONNECT, are not in the scope."""
+    """Return whether this is the request that was meant.
+
+    A target's scheme and host, an empty query, and that of CONNECT, are not in the scope.
+    """
     method, _, target = meant.partition(b" ")
     if method == b"CONNECT":
         return line == b"CONNECT "
@@ -110,7 +113,7 @@ def exchange(port: int, request: bytes, silence_s: float) -> bytes:
 
 
 def send_row(port: int, number: int, row: dict[str, Any]) -> list[str]:
-    """Sends a row, and the request of another client; returns what is wrong with its answer."""
+    """Send a row, and the request of another client; return what is wrong with its answer."""
     exchange(port, row["input"].encode("latin-1"), 0.5)
     target = f"/another-client/{number}"
     request = f"GET {target} HTTP/1.1\r\nHost: a.example\r\nConnection: close\r\n\r\n"
@@ -121,7 +124,7 @@ def send_row(port: int, number: int, row: dict[str, Any]) -> list[str]:
 
 
 def run(proxy: str, backend: str, folder: Path) -> int:
-    """Sends all rows through a proxy; returns how many problems there were."""
+    """Send all rows through a proxy; return how many problems there were."""
     port, server = free_port(), free_port()
     options = ["--lifespan", "off", "--no-access-log", "--timeout-keep-alive", "60"]
     ringloop = serve(f"{Path(__file__).stem}:app", server, backend, *options)

@@ -26,12 +26,12 @@ WHEELS = 20
 
 
 def version() -> str:
-    """The version of the workspace, which is that of the release."""
+    """Return the version of the workspace, which is that of the release."""
     return str(tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["package"]["version"])
 
 
 def wrong_versions(wanted: str) -> Iterator[str]:
-    """Return what names another version."""
+    """Yield what names another version."""
     workspace = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]
     for name, dependency in workspace["dependencies"].items():
         if name.startswith("ringloop") and dependency["version"] != wanted:
@@ -42,7 +42,7 @@ def wrong_versions(wanted: str) -> Iterator[str]:
 
 
 def wrong_changelog(wanted: str) -> Iterator[str]:
-    """Return what CHANGELOG.md lacks for a release."""
+    """Yield what CHANGELOG.md lacks for a release."""
     text = (ROOT / "CHANGELOG.md").read_text()
     heading = re.search(rf"^## \[{re.escape(wanted)}\] - (\S+)$", text, re.MULTILINE)
     if heading is None:
@@ -57,20 +57,20 @@ def wrong_changelog(wanted: str) -> Iterator[str]:
 
 
 def relative_links(text: str) -> list[str]:
-    """The links of a Markdown text that lead nowhere on PyPI."""
+    """Return the links of a Markdown text that lead nowhere on PyPI."""
     prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
     return [link for link in re.findall(r"\]\(([^)\s]+)\)", prose) if not re.match(r"https?://|#|mailto:", link)]
 
 
 def wrong_descriptions() -> Iterator[str]:
-    """Return what PyPI and crates.io would show wrongly."""
+    """Yield what PyPI and crates.io would show wrongly."""
     for name in ("README.md", "lab/README.md", "crates/ringloop/README.md", "crates/ringloop-driver/README.md"):
         if links := relative_links((ROOT / name).read_text()):
             yield f"{name}: {len(links)} links are relative, such as {links[0]}; PyPI and crates.io cannot follow them"
 
 
 def uncommitted() -> Iterator[str]:
-    """Changes that would not be in the tag."""
+    """Yield changes that would not be in the tag."""
     command = ["git", "-C", str(ROOT), "status", "--porcelain"]
     changes = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
     if changes:
@@ -78,7 +78,7 @@ def uncommitted() -> Iterator[str]:
 
 
 def old_licences() -> Iterator[str]:
-    """Whether THIRD-PARTY-LICENSES is that of Cargo.lock."""
+    """Yield the mistake if THIRD-PARTY-LICENSES is not that of Cargo.lock."""
     command = [sys.executable, str(ROOT / "tools/licences.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -86,7 +86,7 @@ def old_licences() -> Iterator[str]:
 
 
 def wrong_files(wanted: str) -> Iterator[str]:
-    """Return what is missing in `dist`, or does not belong there."""
+    """Yield what is missing in `dist`, or does not belong there."""
     names = {path.name for path in DIST.iterdir()} if DIST.exists() else set()
     wheels = {name for name in names if re.fullmatch(rf"ringloop-{re.escape(wanted)}-cp\S+\.whl", name)}
     if len(wheels) != WHEELS:

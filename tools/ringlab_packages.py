@@ -38,12 +38,12 @@ CONTENTS = (
 
 
 def rust_target(machine: str) -> str:
-    """The generator's target. On musl, cargo builds the generator where ringlab is installed."""
+    """Return the generator's target. On musl, cargo builds the generator where ringlab is installed."""
     return f"{machine}-unknown-linux-gnu"
 
 
 def build_generator(folder: pathlib.Path, machine: str, toolchain: wheels.Toolchain, fast: bool) -> pathlib.Path:
-    """Build the load generator. Returns its path."""
+    """Build the load generator. Return its path."""
     target = rust_target(machine)
     plan = toolchain.plan(target)
     environment = wheels.build_environment(toolchain, plan, fast) | {"CARGO_PROFILE_RELEASE_STRIP": "true"}

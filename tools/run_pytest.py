@@ -17,7 +17,7 @@ TESTS_FAILED = 1
 
 
 def interpreter() -> list[str]:
-    """The command of the running interpreter, with its options, such as -X dev."""
+    """Return the command of the running interpreter, with its options, such as -X dev."""
     return [sys.executable, *sys.orig_argv[1 : sys.orig_argv.index(sys.argv[0])]]
 
 

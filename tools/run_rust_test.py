@@ -29,7 +29,7 @@ OUTCOMES = {"ok": "passed", "FAILED": "failed", "ignored": "skipped"}
 
 
 def exact_patterns() -> list[str]:
-    """Patterns of the tests that are never run again, as `program::path::of::test`."""
+    """Return patterns of the tests that are never run again, as `program::path::of::test`."""
     with open(REPOSITORY / "Cargo.toml", "rb") as file:
         patterns: list[str] = tomllib.load(file)["workspace"]["metadata"]["tests"]["exact"]
     return patterns

@@ -148,7 +148,7 @@ class Connected:
 def get_connected_protocol(
     app: Application, http_protocol_cls: object, lifespan: Lifespan | None = None, **options: Any
 ) -> Connected:
-    """Stands for the function of this name in uvicorn's tests."""
+    """Stand for the function of this name in uvicorn's tests."""
     del http_protocol_cls
     mock: Any = importlib.import_module("tests.protocols.test_http").MockTransport
 
@@ -166,7 +166,7 @@ def get_connected_protocol(
 
 
 def run_as_uvicorn(*arguments: Any, **options: Any) -> None:
-    """Calls what uvicorn's tests may have put in the place of `run`."""
+    """Call what uvicorn's tests may have put in the place of `run`."""
     sys.modules["uvicorn.main"].run(*arguments, **options)
 
 

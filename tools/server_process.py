@@ -25,13 +25,13 @@ def free_port() -> int:
 
 
 def serve(application: str, port: int, backend: str, *options: str) -> list[str]:
-    """The command that serves an application of a module in this folder, as `module:name`."""
+    """Return the command that serves an application of a module in this folder, as `module:name`."""
     return [sys.executable, "-m", "ringloop", "serve", application, "--port", str(port), "--backend", backend, *options]
 
 
 @contextlib.contextmanager
 def running(command: list[str], port: int, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process, from when it listens until the context ends. What it prints is appended to the log."""
+    """Yield a process, from when it listens until the context ends. What it prints is appended to the log."""
     environment = {**os.environ, "PYTHONPATH": str(HERE)}
     with log.open("ab") as output:
         # In a process group of its own: Ctrl-C ends this program, which then ends the server.

@@ -39,7 +39,7 @@ LARGE = bytes(8 << 20)
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
-    """Reads the body, and answers with 8 MiB for the path /large."""
+    """Read the body, and answer with 8 MiB for the path /large."""
     while (message := await receive())["type"] == "http.request" and message.get("more_body"):
         pass
     body = LARGE if scope["path"] == "/large" else b"hello"
@@ -48,7 +48,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 
 
 def connections(pid: int) -> int:
-    """How many sockets a process has."""
+    """Return how many sockets a process has."""
     count = 0
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):

@@ -32,7 +32,7 @@ class Record:
 
 
 def read(path: Path) -> list[Record]:
-    """The records of a file; none if there is no such file."""
+    """Return the records of a file; none if there is no such file."""
     if not path.exists():
         return []
     with open(path, encoding="utf-8") as file:

@@ -41,7 +41,7 @@ def environment_of(folder: pathlib.Path, *, may_build: bool) -> dict[str, str]:
 
 
 def attempt(package: pathlib.Path, python: str, folder: pathlib.Path) -> None:
-    """Install the package in an empty folder, and use it there. Raises CalledProcessError, or AssertionError."""
+    """Install the package in an empty folder, and use it there. Raise CalledProcessError, or AssertionError."""
     subprocess.run([python, "-m", "venv", folder / "venv"], check=True)
     programs = folder / "venv" / "bin"
     pip = [str(programs / "python"), "-m", "pip", "--quiet", "--disable-pip-version-check", "install"]

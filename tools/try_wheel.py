@@ -49,7 +49,7 @@ sys.executable = {!r}
 
 
 def install(package: pathlib.Path, python: str, folder: pathlib.Path, more: tuple[str, ...]) -> pathlib.Path:
-    """Install a package in a new environment, and what `more` tells pip. Returns the environment's interpreter."""
+    """Install a package in a new environment, and what `more` tells pip. Return the environment's interpreter."""
     environment = folder / "venv"
     subprocess.run([python, "-m", "venv", environment], check=True)
     executable = environment / "bin" / "python"
@@ -61,7 +61,7 @@ def install(package: pathlib.Path, python: str, folder: pathlib.Path, more: tupl
 
 
 def foreign_platforms(tags: str) -> list[str]:
-    """The platform tags that packages for a wheel's platform may have. pip doesn't add the older ones itself."""
+    """Return the platform tags that packages for a wheel's platform may have. pip doesn't add the older ones itself."""
     family, major, minor, machine = tags.split(".")[0].split("_", 3)
     # The oldest is that of Debian's first arm64, and of musl 1.1.
     platforms = [
@@ -73,7 +73,7 @@ def foreign_platforms(tags: str) -> list[str]:
 def unpack(wheel: pathlib.Path, command: str, folder: pathlib.Path, more: tuple[str, ...]) -> pathlib.Path:
     """Unpack a wheel for another machine, what its extra `serve` needs, and what `more` tells pip.
 
-    Returns the folder to import from.
+    Return the folder to import from.
     """
     packages = folder / "packages"
     python, _, tags = wheel.stem.split("-")[2:5]
@@ -88,7 +88,7 @@ def unpack(wheel: pathlib.Path, command: str, folder: pathlib.Path, more: tuple[
 
 
 def echo(backend: str) -> str:
-    """Echo some data over TCP, on a loop of the backend. Returns why the loop has that backend."""
+    """Echo some data over TCP, on a loop of the backend. Return why the loop has that backend."""
     import asyncio
 
     import ringloop

@@ -30,7 +30,7 @@ FOREIGN = ROOT / "target" / "foreign"
 
 
 def runs(python: str, program: str = "") -> bool:
-    """Whether this Python runs a program."""
+    """Return whether this Python runs a program."""
     try:
         return subprocess.run([python, "-c", program], capture_output=True, check=False).returncode == 0
     except OSError:
@@ -38,7 +38,7 @@ def runs(python: str, program: str = "") -> bool:
 
 
 def native(version: str) -> str:
-    """A Python of this version on this machine; empty if there is none that runs."""
+    """Return a Python of this version on this machine; empty if there is none that runs."""
     pyenv = pathlib.Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}")
     for candidate in [shutil.which(f"python{version}"), *sorted(map(str, pyenv), reverse=True)]:
         # A shim of pyenv's is there even for a version that is not selected.
@@ -64,7 +64,7 @@ class Trial:
         return f"{self.package.name} on CPython {self.version}" if self.version else self.package.name
 
     def run(self, tests: str) -> bool:
-        """Try it. Returns True if it works."""
+        """Try it. Return True if it works."""
         command = [sys.executable, str(ROOT / "tools/try_wheel.py"), *self.interpreter]
         command += [f"--tests={tests}"] if tests else []
         environment = dict(os.environ)
@@ -76,7 +76,7 @@ class Trial:
 
 
 def on_this_machine(package: pathlib.Path, version: str) -> Trial:
-    """A package that is for this machine's own Python."""
+    """Return a package that is for this machine's own Python."""
     python = native(version)
     if not python:
         return Trial(package, version, (), f"there is no Python {version} on this machine")
@@ -84,7 +84,7 @@ def on_this_machine(package: pathlib.Path, version: str) -> Trial:
 
 
 def trial_of(wheel: pathlib.Path) -> Trial:
-    """How a wheel is tried."""
+    """Return how a wheel is tried."""
     match = re.fullmatch(r"ringloop-[^-]+-cp3(\d+)-\w+-(many|musl)linux_.*_(x86_64|aarch64)\.whl", wheel.name)
     if match is None:
         return Trial(wheel, "", (), "its name is not understood")
@@ -102,7 +102,7 @@ def trial_of(wheel: pathlib.Path) -> Trial:
 
 
 def trials(folder: pathlib.Path) -> Iterator[Trial]:
-    """All that there is to try in a folder."""
+    """Yield all that there is to try in a folder."""
     for wheel in sorted(folder.glob("ringloop-*.whl")):
         yield trial_of(wheel)
     for source in sorted(folder.glob("ringloop-*.tar.gz")):

@@ -65,27 +65,27 @@ class Toolchain:
 
     @classmethod
     def find(cls) -> Toolchain:
-        """The one on the PATH."""
+        """Return the one on the PATH."""
         sysroot = subprocess.run(["rustc", "--print", "sysroot"], stdout=subprocess.PIPE, text=True, check=True).stdout
         cargo_home = os.environ.get("CARGO_HOME") or pathlib.Path.home() / ".cargo"
         return cls(pathlib.Path(sysroot.strip()), pathlib.Path(cargo_home))
 
     def has_std(self, target: str) -> bool:
-        """Whether the standard library for the target is installed."""
+        """Return whether the standard library for the target is installed."""
         return any((self.sysroot / "lib/rustlib" / target / "lib").glob("libstd-*.rlib"))
 
     def has_source(self) -> bool:
-        """Whether the source of the standard library is installed."""
+        """Return whether the source of the standard library is installed."""
         return (self.sysroot / "lib/rustlib/src/rust/library/Cargo.lock").exists()
 
     def plan(self, target: str) -> str:
-        """How a target gets its standard library: "installed", "built", or "" if it can't be had."""
+        """Return how a target gets its standard library: "installed", "built", or "" if it can't be had."""
         if self.has_std(target):
             return "installed"
         return "built" if self.has_source() else ""
 
     def remapped(self) -> str:
-        """Flags of rustc's that keep this machine's paths out of what it builds."""
+        """Return flags of rustc's that keep this machine's paths out of what it builds."""
         # The last prefix that matches counts.
         folders = {ROOT: "/ringloop", self.cargo_home: "/cargo", self.sysroot / "lib/rustlib/src/rust": "/rust"}
         names = {path: name for folder, name in folders.items() for path in (folder, folder.resolve())}
@@ -93,7 +93,7 @@ class Toolchain:
 
 
 def remedy(target: str) -> str:
-    """How to get the standard library for a target."""
+    """Return how to get the standard library for a target."""
     return (
         f"there is no Rust standard library for {target}, and no source to build it from; install it with "
         f"`rustup target add {target}`, or run this in Debian's tree: tools/pythons.sh --rust make wheels"
@@ -101,7 +101,7 @@ def remedy(target: str) -> str:
 
 
 def build_environment(toolchain: Toolchain, plan: str, fast: bool) -> dict[str, str]:
-    """The environment for maturin."""
+    """Return the environment for maturin."""
     flags = f"{os.environ.get('RUSTFLAGS', '')} {toolchain.remapped()}".strip()
     path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
     # maturin sets zip's times to this; 1980 is the first year that zip knows.
@@ -120,7 +120,7 @@ def build_environment(toolchain: Toolchain, plan: str, fast: bool) -> dict[str, 
 def build(
     platform: Platform, python: str, toolchain: Toolchain, sbom: pathlib.Path, output: pathlib.Path, fast: bool
 ) -> None:
-    """Build one wheel. Raises subprocess.CalledProcessError."""
+    """Build one wheel. Raise subprocess.CalledProcessError."""
     plan = toolchain.plan(platform.target)
     command = [
         *[sys.executable, "-m", "maturin", "build", "--release", "--locked", "--strip", "--zig", "--quiet"],

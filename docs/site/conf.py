@@ -64,7 +64,7 @@ log = logging.getLogger(__name__)
 
 
 def resolve_links(app: Sphinx, doctree: nodes.document) -> None:
-    """Resolves links as GitHub does, from the file's own folder: to a page, or to a file of the repository on GitHub.
+    """Resolve links as GitHub does, from the file's own folder: to a page, or to a file of the repository on GitHub.
 
     A link that leads nowhere is left as it is; then MyST warns about it.
     """

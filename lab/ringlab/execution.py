@@ -84,13 +84,13 @@ class Executor(Protocol):
         """Give a server, and end it; errors inside of the block are SampleFailed, SampleVoid and MachineLost."""
 
     def instruments(self) -> Instruments:
-        """Return what can look into a server; raises MachineLost."""
+        """Return what can look into a server; raise MachineLost."""
 
     def ceiling(self, words: Sequence[str], expected_s: float) -> list[dict[str, Any]]:
         """Return what each load generator reaches by itself, all at once; errors as in serve()."""
 
     def recover(self) -> None:
-        """Wait until a trial can be run after a machine was lost; raises NoMachines."""
+        """Wait until a trial can be run after a machine was lost; raise NoMachines."""
 
 
 @dataclass
@@ -104,7 +104,7 @@ class Hosted:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Watch the server's memory while it is loaded; raises SampleFailed where it ends, or takes too much."""
+        """Watch the server's memory while it is loaded; raise SampleFailed where it ends, or takes too much."""
         with process.MemoryWatch(self.server, self.memory_bytes):
             yield
         self.server.check_alive("while it was measured")
@@ -187,7 +187,7 @@ class Local:
         return [generator.run(self.program, words, expected_s)]
 
     def recover(self) -> None:
-        """Nothing is ever lost."""
+        """Do nothing: nothing is ever lost."""
 
 
 @dataclass

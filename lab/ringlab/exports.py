@@ -26,7 +26,7 @@ class Condition:
 
     @classmethod
     def parse(cls, text: str) -> "Condition":
-        """Read it; raises Refused."""
+        """Read it; raise Refused."""
         match = re.fullmatch(r"(slower|faster|cannot-tell|missing)(?::(\d+(?:\.\d+)?)\s*%?)?", text.strip())
         if not match or (match[2] and match[1] in ("cannot-tell", "missing")):
             raise Refused(
@@ -36,7 +36,7 @@ class Condition:
         return cls(match[1], float(match[2] or 0.0))
 
     def meets(self, judged: Judged) -> bool:
-        """Whether a verdict fulfils it."""
+        """Return whether a verdict fulfils it."""
         if self.kind == "cannot-tell":
             return judged.kind == "cannot tell"
         if self.kind == "slower":
@@ -167,7 +167,7 @@ def result_csv(result: Result) -> str:
 
 
 def result_tcpkali(result: Result) -> str:
-    """Return a summary in tcpkali's format of each arm in each cell of the workload stream; raises Refused without any."""
+    """Return a summary in tcpkali's format of each arm in each cell of the workload stream; raise Refused without any."""
     texts = [
         f"{arm}, {cell.name}:\n\n{summary}"
         for cell in result.cells

@@ -33,7 +33,7 @@ class GeneratorMissing(Exception):
 
 
 def build(root: Path) -> Path:
-    """Build the load generator from the repository; raises GeneratorMissing."""
+    """Build the load generator from the repository; raise GeneratorMissing."""
     cargo = shutil.which("cargo") or shutil.which("cargo", path=os.path.expanduser("~/.cargo/bin"))
     if cargo is None:
         raise GeneratorMissing(
@@ -86,7 +86,7 @@ def find() -> Path:
 
 
 def version(program: Path) -> str:
-    """Return the generator's version line; raises GeneratorMissing if it doesn't run."""
+    """Return the generator's version line; raise GeneratorMissing if it doesn't run."""
     try:
         done = subprocess.run([str(program), "--version"], capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -108,7 +108,7 @@ def run(
     """Run the generator to its end and return its last event, which must be `final`.
 
     `on_event` sees every event as it comes, `check` is called again and again, and what either raises ends the generator;
-    `stdin` is a descriptor. Raises SampleFailed where nothing was measured.
+    `stdin` is a descriptor. Raise SampleFailed where nothing was measured.
     """
     deadline = time.monotonic() + expected_s + GRACE_S
     last: dict[str, Any] = {}
@@ -163,7 +163,7 @@ def run(
 
 
 def read_event(line: bytes) -> dict[str, Any]:
-    """Return the event of a line; raises SampleFailed."""
+    """Return the event of a line; raise SampleFailed."""
     try:
         event = json.loads(line)
     except ValueError:

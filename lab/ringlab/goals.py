@@ -85,7 +85,7 @@ class GoalTable(Table):
 
 
 def read(path: Path) -> list[Goal]:
-    """Return the goals in a file; raises GoalsError."""
+    """Return the goals in a file; raise GoalsError."""
     try:
         text = path.read_text(encoding="utf-8")
         content = tomllib.loads(text)
@@ -112,7 +112,7 @@ def read(path: Path) -> list[Goal]:
 
 
 def read_goal(table: GoalTable) -> Goal:
-    """Read one table; raises ManifestError."""
+    """Read one table; raise ManifestError."""
     name = table.text("name")
     arms = table.texts("arms")
     if not arms:

@@ -79,7 +79,7 @@ class Revision:
 
 
 def git(repository: Path, *words: str) -> str:
-    """Run git and return what it printed; raises GuardFailed."""
+    """Run git and return what it printed; raise GuardFailed."""
     if shutil.which("git") is None:
         raise GuardFailed("guard needs git: apt-get install git")
     done = subprocess.run(["git", "-C", str(repository), *words], capture_output=True, text=True, check=False)
@@ -89,7 +89,7 @@ def git(repository: Path, *words: str) -> str:
 
 
 def find_repository(folder: Path) -> Path:
-    """Return the root of the repository that a folder is in; raises GuardFailed."""
+    """Return the root of the repository that a folder is in; raise GuardFailed."""
     try:
         return Path(git(folder, "rev-parse", "--show-toplevel"))
     except GuardFailed as error:
@@ -97,12 +97,12 @@ def find_repository(folder: Path) -> Path:
 
 
 def is_dirty(repository: Path) -> bool:
-    """Whether files differ from the commit that is checked out."""
+    """Return whether files differ from the commit that is checked out."""
     return bool(git(repository, "status", "--porcelain", "--untracked-files=no"))
 
 
 def check_out(repository: Path, side: str, name: str) -> Revision:
-    """Return a revision in a worktree of its own; raises GuardFailed."""
+    """Return a revision in a worktree of its own; raise GuardFailed."""
     try:
         commit = git(repository, "rev-parse", "--verify", "--end-of-options", f"{name}^{{commit}}")
     except GuardFailed:
@@ -120,7 +120,7 @@ def check_out(repository: Path, side: str, name: str) -> Revision:
 
 
 def build(repository: Path, revision: Revision, command: str, tell: Tell) -> None:
-    """Build a revision in its worktree; raises GuardFailed."""
+    """Build a revision in its worktree; raise GuardFailed."""
     tell(f"building {revision.name} ({revision.commit[:12]}): {command}")
     log = revision.worktree.parent / f"{revision.commit[:12]}.log"
     # This process's environment refers to folders of this repository, not to those of the worktree.
@@ -180,7 +180,7 @@ def choose(repository: Path, revision: Revision, selectors: Sequence[str]) -> li
 
 
 def is_at_both(name: str, arms: Container[str]) -> bool:
-    """Whether an arm is there at base and at head."""
+    """Return whether an arm is there at base and at head."""
     return all(f"{name}@{side}" in arms for side in SIDES)
 
 
@@ -278,7 +278,7 @@ def run(
     if_busy: neighbours.IfBusy,
     **options: Any,
 ) -> int:
-    """Build two revisions, race them and judge; return the exit status. Raises Refused, and OSError."""
+    """Build two revisions, race them and judge; return the exit status. Raise Refused, and OSError."""
     console = terminal.make_console()
     plans = workloads.choose(what or CELLS, "normal")
     root = find_repository(repository)

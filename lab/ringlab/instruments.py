@@ -63,7 +63,7 @@ class Reading:
 
 @contextlib.contextmanager
 def applied(instrument: Instrument | None, pids: Sequence[int]) -> Iterator[Reading]:
-    """Look into processes while they are loaded; the reading is complete at the end. Raises SampleFailed where nothing was found."""
+    """Look into processes while they are loaded; the reading is complete at the end. Raise SampleFailed where nothing was found."""
     if instrument is None:
         yield Reading()
     elif instrument.tool == STACKS:

@@ -190,7 +190,7 @@ class Arm:
         return words + [word.format_map(self.placeholders()) for word in self.arguments]
 
     def listens_anywhere(self, kind: str) -> bool:
-        """Whether the server of a kind can be told at which address to listen, so that other machines reach it."""
+        """Return whether the server of a kind can be told at which address to listen, so that other machines reach it."""
         return "{host}" in self.commands.get(kind, "")
 
     def child_environment(self) -> dict[str, str]:
@@ -412,7 +412,7 @@ def check_numbers(content: object) -> None:
 
 
 def read_target(path: Path, build_root: Path, python: str = "") -> list[Arm]:
-    """Return the arms of one manifest; raises ManifestError."""
+    """Return the arms of one manifest; raise ManifestError."""
     try:
         content = tomllib.loads(path.read_text())
         check_numbers(content)
@@ -547,7 +547,7 @@ def discover(
 ) -> list[Arm]:
     """Return the arms of all targets in a folder, by name.
 
-    Raises ManifestError where there are none. Errors of single manifests go into `broken`, by the name of the folder; without it
+    Raise ManifestError where there are none. Errors of single manifests go into `broken`, by the name of the folder; without it
     they are raised.
     """
     folder = folder or default_folder()
@@ -667,7 +667,7 @@ def version_of(text: str) -> str:
 
 
 def is_built(arm: Arm) -> bool:
-    """Whether the artefact is newer than everything in the target's folder, and was made by the same command."""
+    """Return whether the artefact is newer than everything in the target's folder, and was made by the same command."""
     artefact = Path(arm.expand(arm.build.artefact))
     if arm.build.always or not artefact.exists():
         return False
@@ -680,7 +680,7 @@ def is_built(arm: Arm) -> bool:
 
 
 def build(arm: Arm, built: set[Path] | None = None, limit_s: float = BUILD_TIMEOUT_S) -> None:
-    """Build an arm's target if necessary; `built` has the folders that are up to date. Raises BuildFailed."""
+    """Build an arm's target if necessary; `built` has the folders that are up to date. Raise BuildFailed."""
     if not arm.build.command or (built is not None and arm.build_folder in built):
         return
     if not is_built(arm):

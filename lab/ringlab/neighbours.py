@@ -68,7 +68,7 @@ def read(path: Path) -> Neighbour:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a lab holds the lock of a file; one that nobody holds is removed."""
+    """Return whether a lab holds the lock of a file; one that nobody holds is removed."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -118,7 +118,7 @@ def announced(
 ) -> Iterator[results.Placement]:
     """Choose CPUs for this lab that no other lab has, and let others know of it until the end of the block.
 
-    Raises Refused where another lab measures, unless it is to be waited for, or to be measured beside.
+    Raise Refused where another lab measures, unless it is to be waited for, or to be measured beside.
     """
     place, told = folder(), False
     try:
@@ -154,7 +154,7 @@ def announced(
 
 
 def beside(choose: Callable[[set[int]], results.Placement], others: list[Neighbour]) -> results.Placement:
-    """Return a placement on CPUs that no other lab has; raises Refused where there are too few."""
+    """Return a placement on CPUs that no other lab has; raise Refused where there are too few."""
     taken = {cpu for other in others for cpu in other.cpus}
     placement = choose(taken)
     if others and (not placement.server or not all(other.cpus for other in others)):

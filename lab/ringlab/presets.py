@@ -73,7 +73,7 @@ PRESETS = {
 
 
 def named(name: str) -> Preset:
-    """Return a preset; raises Refused."""
+    """Return a preset; raise Refused."""
     if name not in PRESETS:
         near = nearest.suggest(name, list(PRESETS))
         raise Refused(f"there is no preset {name!r}; {near or ''} there are: {', '.join(PRESETS)}")

@@ -124,7 +124,7 @@ def module_command(module: str, *words: str) -> list[str]:
 
 @contextlib.contextmanager
 def guarded() -> Iterator[None]:
-    """End everything of this run at the end of the block, and where this process is killed within it; raises OSError.
+    """End everything of this run at the end of the block, and where this process is killed within it; raise OSError.
 
     The kernel ends only direct children with their parent (die_with_parent), and not those that servers fork.
     """
@@ -178,7 +178,7 @@ class Child:
     """A process of an arm in its own session, with everything that it starts."""
 
     def __init__(self, arm: Arm, command: list[str], see: Callable[[str], None] = lambda line: None) -> None:
-        """Start it; raises SampleFailed."""
+        """Start it; raise SampleFailed."""
         self.mark = f"{RUN_MARK}/{next(NUMBERS)}"
         try:
             self.process = subprocess.Popen(
@@ -245,7 +245,7 @@ class Server:
         self.child: Child | None = None
 
     def __enter__(self) -> Self:
-        """Start it and wait until it listens; raises SampleFailed."""
+        """Start it and wait until it listens; raise SampleFailed."""
         command = self.arm.command(
             self.kind, host=self.host, port=self.port, workers=self.workers, feature=self.feature
         )
@@ -316,7 +316,7 @@ class Server:
             raise SampleFailed(f"the server {how} {when}{self.last_words()}")
 
     def last_words(self) -> str:
-        """The last line that it printed, if any, to be appended to an error message."""
+        """Return the last line that it printed, if any, to be appended to an error message."""
         assert self.child is not None
         if self.process.poll() is not None:
             self.child.drain()
@@ -437,7 +437,7 @@ class MemoryWatch:
 
 
 def run_program(arm: Arm, command: list[str], limit_s: float) -> dict[str, Any]:
-    """Run a program to its end and return the JSON object that is its last line; raises SampleFailed."""
+    """Run a program to its end and return the JSON object that is its last line; raise SampleFailed."""
     child = Child(arm, command)
     try:
         code = child.process.wait(limit_s)
@@ -459,7 +459,7 @@ def run_program(arm: Arm, command: list[str], limit_s: float) -> dict[str, Any]:
 
 
 def duplicate(pid: int, descriptor: int) -> socket.socket:
-    """Return a socket of another process, as one of ours; raises OSError."""
+    """Return a socket of another process, as one of ours; raise OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     pidfd = os.pidfd_open(pid)
     try:
@@ -630,7 +630,7 @@ def check_connection(server: Server) -> list[results.Check]:
 
 
 def first_answer(server: Server, client: socket.socket, bytes_least: int) -> bytes:
-    """Return the server's answer to a first message; raises SampleFailed where none comes."""
+    """Return the server's answer to a first message; raise SampleFailed where none comes."""
     received = b""
     while len(received) < bytes_least:
         readable, _, _ = select.select([client], [], [], PROBE_TIMEOUT_S)
@@ -665,7 +665,7 @@ def check_accepted(server: Server, client: socket.socket, wait_s: float = 0.0) -
 
 
 def verify(server: Server) -> list[results.Check]:
-    """Check what an arm declares, on its live process; raises SampleFailed where it doesn't even answer.
+    """Check what an arm declares, on its live process; raise SampleFailed where it doesn't even answer.
 
     Afterwards the server has served one connection and let it go, as every server has before long, and is measured in that state.
     It makes a difference: asyncio's echo of 1 KB takes 24 us of CPU before and 6 us after. It reads into fresh memory of

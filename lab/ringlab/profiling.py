@@ -139,6 +139,6 @@ def profile(race: runner.Race, folder: Path) -> tuple[list[Path], list[str]]:
 
 
 def sample(race: runner.Race, plan: workloads.CellPlan, arm: manifest.Arm, rate: float) -> Counter[tuple[str, ...]]:
-    """Return the stacks of a server under a cell's load; raises SampleFailed."""
+    """Return the stacks of a server under a cell's load; raise SampleFailed."""
     loaded = race.look_into(plan, arm, rate, instruments.Instrument(instruments.STACKS), WINDOW_S)
     return Counter(loaded.stacks)

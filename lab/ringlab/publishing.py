@@ -19,7 +19,7 @@ EXIT_FAILED = 1
 
 
 def is_result(text: str) -> bool:
-    """Whether an argument names a result rather than an arm: a file, or a folder that has one."""
+    """Return whether an argument names a result rather than an arm: a file, or a folder that has one."""
     path = Path(text)
     return path.is_file() or (path / storage.RESULT_FILE).is_file()
 

@@ -308,7 +308,7 @@ class Group:
     control: Control | None = None
 
     def ranking(self, metric: Metric) -> list[str]:
-        """The arms, the best in a metric first: by their ratio to the baseline, and last those that have none."""
+        """Return the arms, the best in a metric first: by their ratio to the baseline, and last those that have none."""
         ratios = {each.arm: each.ratio for each in self.comparisons if each.metric == metric.key}
         ratios[self.baseline] = 1.0
         sign = 1 if metric.better == "lower" else -1
@@ -399,11 +399,11 @@ class Cell:
         return next(metric for metric in self.metrics if metric.primary)
 
     def measured(self, arm: str) -> list[Sample]:
-        """The samples of an arm that count."""
+        """Return the samples of an arm that count."""
         return [sample for sample in self.samples if sample.arm == arm and sample.status == "measured"]
 
     def series(self, arm: str, metric: str) -> list[float | None]:
-        """One figure of one arm by round; None where it wasn't measured."""
+        """Return one figure of one arm by round; None where it wasn't measured."""
         found: list[float | None] = [None] * len(self.orders)
         for sample in self.measured(arm):
             found[sample.round - 1] = sample.figures.get(metric)
@@ -511,7 +511,7 @@ class Result:
 
     @classmethod
     def from_json(cls, content: object) -> Self:
-        """Make it from what `to_json` returned; raises ResultError where that isn't what the schema describes."""
+        """Make it from what `to_json` returned; raise ResultError where that isn't what the schema describes."""
         validator = jsonschema.Draft202012Validator(published_schema())
         error = next(iter(sorted(validator.iter_errors(content), key=lambda error: list(map(str, error.path)))), None)
         if error is not None:
@@ -529,7 +529,7 @@ class Result:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a file that `write` made; raises ResultError that names the file."""
+        """Read a file that `write` made; raise ResultError that names the file."""
         try:
             content = json.loads(
                 path.read_text(encoding="utf-8"),
@@ -551,7 +551,7 @@ class Result:
 def readable(content: Any, depth: int = 0) -> Any:
     """Return JSON with \\udce9 written out for what no text has: that is how Python reads the byte e9 of a path that isn't UTF-8.
 
-    Raises RecursionError for what is nested deeper than any result, long before Python does.
+    Raise RecursionError for what is nested deeper than any result, long before Python does.
     """
     if depth > DEPTH_MOST:
         raise RecursionError

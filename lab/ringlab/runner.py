@@ -54,16 +54,16 @@ class Progress(Protocol):
     """Reports progress while the race runs."""
 
     def step(self, text: str) -> None:
-        """Something begins that may take a while."""
+        """Tell that something begins that may take a while."""
 
     def advance(self, expected_s: float) -> None:
-        """A part of the race is over, which was expected to take this long."""
+        """Tell that a part of the race is over, which was expected to take this long."""
 
     def cell_done(self, cell: results.Cell) -> None:
-        """A cell has been measured and analysed."""
+        """Tell that a cell has been measured and analysed."""
 
     def warn(self, text: str) -> None:
-        """Something is wrong that the user can fix while the race runs."""
+        """Tell that something is wrong that the user can fix while the race runs."""
 
 
 @dataclass
@@ -172,7 +172,7 @@ class Race:
         return plan.sample_s(self.scale_of(arm), self.overheads_s.get(overhead_key(plan, arm)))
 
     def has_ceiling(self, plan: CellPlan) -> bool:
-        """Whether the load generator's own ceiling is measured with a cell's arms: a closed loop is limited by it."""
+        """Return whether the load generator's own ceiling is measured with a cell's arms: a closed loop is limited by it."""
         closed = plan.workload in ("echo", "http") and not plan.stream and not plan.percent and not plan.idle
         return closed and self.options.ceilings
 
@@ -400,7 +400,7 @@ class Race:
     def repeated(self, cell: results.Cell, what: str, trial: Callable[[], T]) -> T:
         """Return what a trial of an arm, or of something else, returns. One that has lost a machine is repeated, and the result says so.
 
-        Raises NoMachines.
+        Raise NoMachines.
         """
         lost: execution.MachineLost | None = None
         for _ in range(1 + REPEATS_MOST):
@@ -528,7 +528,7 @@ class Race:
     def sweep(
         self, plan: CellPlan, cell: results.Cell, arm: manifest.Arm, serving: execution.Serving, sample: results.Sample
     ) -> None:
-        """Search the knee of a server that runs. Raises SampleVoid where it lies, or fails at a low rate."""
+        """Search the knee of a server that runs. Raise SampleVoid where it lies, or fails at a low rate."""
         scale = self.scale_of(arm)
         before = [knee for knee in cell.series(arm.name, workloads.KNEE.key) if knee is not None]
         search = sweep.Search(before[-1] if before else 0.0)
@@ -596,7 +596,7 @@ class Race:
     def first_client(self, plan: CellPlan, serving: execution.Serving) -> None:
         """Let one client come and go, as verify() does with other servers.
 
-        Raises SampleVoid where its answer is wrong, and SampleFailed where it gets none.
+        Raise SampleVoid where its answer is wrong, and SampleFailed where it gets none.
         """
         event = serving.ask(plan.first_client(), workloads.FIRST_CLIENT_S)
         for kind, error in event["errors"].items():
@@ -784,12 +784,12 @@ def figures_in(content: dict[str, Any]) -> dict[str, float]:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether a value from JSON, which Python reads more of than there is, is a finite number."""
+    """Return whether a value from JSON, which Python reads more of than there is, is a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def number_of(content: dict[str, Any], key: str) -> float:
-    """Return a number of a program's output; raises SampleFailed where there is none."""
+    """Return a number of a program's output; raise SampleFailed where there is none."""
     value = content.get(key)
     if not is_number(value):
         raise SampleFailed(f"its output has no number {key!r}: {results.shorten(str(content))}")

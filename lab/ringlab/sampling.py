@@ -99,7 +99,7 @@ class Sampler:
 
 
 def script(data: Path) -> str:
-    """Return the stacks that perf recorded, as text; raises SampleFailed."""
+    """Return the stacks that perf recorded, as text; raise SampleFailed."""
     words = ["perf", "script", "-i", str(data), "-F", "comm,pid,tid,event,ip,sym,dso"]
     try:
         done = subprocess.run(

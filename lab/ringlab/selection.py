@@ -9,7 +9,7 @@ from ringlab import Refused, manifest, nearest, preflight, results
 
 
 def split(selectors: Sequence[str]) -> list[str]:
-    """Return what commas separate; raises Refused where there is nothing between them."""
+    """Return what commas separate; raise Refused where there is nothing between them."""
     found = [each.strip() for selector in selectors for each in selector.split(",") if each.strip()]
     if selectors and not found:
         raise Refused(f"--targets {selectors[0]!r} matches nothing; `ringlab targets` lists the targets")
@@ -122,5 +122,5 @@ def make_ready(
 
 
 def not_built(arm: manifest.Arm, built: set[Path]) -> bool:
-    """Whether a build command would run for an arm."""
+    """Return whether a build command would run for an arm."""
     return bool(arm.build.command) and arm.build_folder not in built and not manifest.is_built(arm)

@@ -205,7 +205,7 @@ def measure(
 def read_goals(
     path: Path, plans: Sequence[workloads.CellPlan], targets_folder: Path | None, must_reach: bool
 ) -> list[goals.Goal]:
-    """Return the goals in a file; raises Refused where they can't be judged by a run of these cells."""
+    """Return the goals in a file; raise Refused where they can't be judged by a run of these cells."""
     found = goals.read(path)
     known = [arm.name for arm in manifest.discover(targets_folder, broken={})]
     if must_reach:
@@ -230,7 +230,7 @@ def check_elsewhere(elsewhere: Elsewhere, selectors: Sequence[str], *, system_ca
 
 
 def outside_plans(plans: list[workloads.CellPlan], what: Sequence[str]) -> list[workloads.CellPlan]:
-    """Return the cells for servers that run already, in figures that can be seen from outside; raises Refused."""
+    """Return the cells for servers that run already, in figures that can be seen from outside; raise Refused."""
     if not what:
         raise Refused(
             "say what the server at --address serves, for example: ringlab run http/50/closed --address HOST:PORT"
@@ -245,7 +245,7 @@ def outside_plans(plans: list[workloads.CellPlan], what: Sequence[str]) -> list[
 
 
 def loaded_plans(plans: list[workloads.CellPlan]) -> list[workloads.CellPlan]:
-    """Return the cells that several machines can measure; raises Refused where there is none.
+    """Return the cells that several machines can measure; raise Refused where there is none.
 
     Those in which no server is loaded are left out, and `idle`, whose steps read the server's memory between connections.
     """
@@ -436,7 +436,7 @@ def as_given(command: Sequence[str]) -> list[str]:
 
 
 def keep_place(result: results.Result, taken: set[int]) -> results.Placement:
-    """Return the CPUs of a run that goes on; raises Refused where another lab has them."""
+    """Return the CPUs of a run that goes on; raise Refused where another lab has them."""
     placement = result.run.placement
     if taken.intersection((*placement.server, *placement.client)):
         raise Refused("another lab measures on the CPUs of this run; wait for it with --if-busy wait")

@@ -27,7 +27,7 @@ def clone() -> Path | None:
 def cache() -> Path:
     """Return the folder for unpacked sources and what else is kept between runs: ringlab in $XDG_CACHE_HOME or ~/.cache.
 
-    Raises Refused where this user has no home.
+    Raise Refused where this user has no home.
     """
     named = os.environ.get("XDG_CACHE_HOME")
     try:

@@ -130,7 +130,7 @@ def ratios_by_round(numerators: Series, denominators: Series) -> list[float | No
 
 
 def is_positive(value: float | None) -> TypeGuard[float]:
-    """Whether a value is a finite number above 0."""
+    """Return whether a value is a finite number above 0."""
     return value is not None and 0 < value < math.inf
 
 

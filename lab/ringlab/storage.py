@@ -62,7 +62,7 @@ def make_unique(parent: Path, name: str) -> Path:
 
 @contextlib.contextmanager
 def lock(folder: Path) -> Iterator[None]:
-    """Keep other labs from writing into a folder; raises Refused where one does already."""
+    """Keep other labs from writing into a folder; raise Refused where one does already."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -80,7 +80,7 @@ def lock(folder: Path) -> Iterator[None]:
 def overheads_file() -> Path:
     """Return where it is kept how long samples took beyond what is measured, so that the next run's estimate is right.
 
-    Raises Refused where this user has no home.
+    Raise Refused where this user has no home.
     """
     return sources.cache() / "overheads.json"
 
@@ -107,7 +107,7 @@ def write_overheads(found: Mapping[str, float]) -> None:
 def keep_elsewhere(result: results.Result, unwritten: str) -> NoReturn:
     """Write a result elsewhere that can't be written to its own place, for the reason given, or else print it.
 
-    Raises Refused, which says where it is, or that it is lost.
+    Raise Refused, which says where it is, or that it is lost.
     """
     try:
         folder = Path(tempfile.mkdtemp(prefix="ringlab-"))
@@ -128,7 +128,7 @@ def keep_elsewhere(result: results.Result, unwritten: str) -> NoReturn:
 
 
 def printing_is_lost() -> bool:
-    """Whether the standard output leads nowhere: it is closed, the null device, or has lost its reader."""
+    """Return whether the standard output leads nowhere: it is closed, the null device, or has lost its reader."""
     if sys.stdout is None:
         return True
     try:

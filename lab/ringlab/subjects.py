@@ -147,7 +147,7 @@ def scheduling() -> Iterator[Subject]:
 
 
 def operations() -> Iterator[Subject]:
-    """Setting up, names, children, pipes, sockets, files."""
+    """Yield the cells of setting up, names, children, pipes, sockets and files."""
     yield operation("setup/server", "create_server and close", "server", features=())
     yield operation("setup/connect", "create_connection to a server in C, and close", "connect", CPU_NS, features=())
     yield operation(
@@ -260,7 +260,7 @@ def echoes() -> Iterator[Subject]:
 
 
 def https() -> Iterator[Subject]:
-    """The servers that people run on a loop."""
+    """Yield the cells of the servers that people run on a loop."""
     for framework in ("uvicorn", "aiohttp"):
         for connections in (50, 500):
             yield Subject(
@@ -299,7 +299,7 @@ def waiting() -> Iterator[Subject]:
 
 
 def files() -> Iterator[Subject]:
-    """Files in the page cache: lab/targets/files."""
+    """Yield the cells of files in the page cache: lab/targets/files."""
     for name, title in (
         ("pread_4KB", "reading 4 KB at an offset"),
         ("read_1MB", "reading a file of 1 MB as a whole"),

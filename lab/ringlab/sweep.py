@@ -154,12 +154,12 @@ class Search:
 
 
 def kept_up(point: RatePoint) -> bool:
-    """Whether nearly all operations were answered in the window."""
+    """Return whether nearly all operations were answered in the window."""
     return point.achieved_per_s >= KEPT_UP * point.offered_per_s
 
 
 def needs_second(point: RatePoint) -> bool:
-    """Whether a point that isn't below the knee may be there by chance: the server kept up with the rate."""
+    """Return whether a point that isn't below the knee may be there by chance: the server kept up with the rate."""
     return kept_up(point)
 
 

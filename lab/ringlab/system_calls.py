@@ -113,7 +113,7 @@ class Counter:
             self.end()
 
     def read(self) -> dict[str, float]:
-        """Return each event per second (perf), or all calls (strace); raises SampleFailed."""
+        """Return each event per second (perf), or all calls (strace); raise SampleFailed."""
         text = self.output.read()
         if self.tool == "perf":
             return {event: events_per_s(text, event) for event in self.events}
@@ -131,7 +131,7 @@ def per_operation(
 
 
 def is_traced(pid: str) -> bool:
-    """Whether every thread of a process is traced (or gone)."""
+    """Return whether every thread of a process is traced (or gone)."""
     for status in Path(f"/proc/{pid}/task").glob("*/status"):
         with contextlib.suppress(OSError):
             if "TracerPid:\t0\n" in status.read_text():

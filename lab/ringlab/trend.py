@@ -50,7 +50,7 @@ class Series:
 
 
 def find_runs(folder: Path) -> tuple[list[Run], list[str]]:
-    """Return the results in a folder, the oldest first, and what could not be read; raises Refused.
+    """Return the results in a folder, the oldest first, and what could not be read; raise Refused.
 
     A result is a `result.json` in any folder below it, or another *.json directly in it.
     """

@@ -170,7 +170,7 @@ class Tuner:
         self.write_journal()
 
     def write_journal(self) -> None:
-        """Write what must be undone; raises Refused where that isn't possible, since a kill could not be undone then."""
+        """Write what must be undone; raise Refused where that isn't possible, since a kill could not be undone then."""
         content = {"process": os.getpid(), "changes": [[str(change.path), change.before] for change in self.changes]}
         unfinished = self.journal.with_suffix(".new")
         try:
@@ -211,7 +211,7 @@ def cpu_list(cpus: Sequence[int]) -> str:
 
 
 def left_over(root: Path = Path("/"), journal: Path = JOURNAL) -> Tuner | None:
-    """Return what a process that was killed has left changed; raises Refused if that process lives."""
+    """Return what a process that was killed has left changed; raise Refused if that process lives."""
     if not journal.exists():
         return None
     try:
@@ -235,7 +235,7 @@ def left_over(root: Path = Path("/"), journal: Path = JOURNAL) -> Tuner | None:
 
 
 def is_tune(root: Path, process: int) -> bool:
-    """Whether a process is a `ringlab tune`."""
+    """Return whether a process is a `ringlab tune`."""
     try:
         return b"tune" in (root / f"proc/{process}/cmdline").read_bytes().split(b"\0")
     except OSError:

@@ -155,7 +155,7 @@ def adapted(first: Cell, second: Cell) -> str:
 
 
 def is_bound(cell: Cell, arm: str) -> bool:
-    """Whether an arm's primary figure is only known to be at least, or at most, what it is."""
+    """Return whether an arm's primary figure is only known to be at least, or at most, what it is."""
     return any(sample.bound for sample in cell.measured(arm))
 
 

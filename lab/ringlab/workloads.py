@@ -223,7 +223,7 @@ class CellPlan:
         return replace(self, metrics=tuple(replace(each, primary=each.key == key) for each in metrics))
 
     def served_by(self, arm: Arm) -> bool:
-        """Whether an arm takes part."""
+        """Return whether an arm takes part."""
         lacks = set(self.features).intersection(arm.declares.lacks)
         return self.serves in arm.workloads and not lacks and (not self.mode or self.mode in arm.declares.bind_modes)
 
@@ -295,7 +295,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def bind_cells() -> list[CellPlan]:
-    """Opening sockets."""
+    """Return the cells of opening sockets."""
     titles = {
         "bind": "socket, bind to 127.0.0.1:0, close",
         "listen": "socket, bind, listen, close",
@@ -319,7 +319,7 @@ def bind_cells() -> list[CellPlan]:
 
 
 def http_cells() -> list[CellPlan]:
-    """Hello world over HTTP: the closed loop for capacity, then open loops at rates that all arms have in common."""
+    """Return the cells of hello world over HTTP: the closed loop for capacity, then open loops at rates that all arms have in common."""
     cells = []
     for connections in (50, 500, 2000):
         closed = f"http/{connections}/closed"
@@ -367,7 +367,7 @@ def http_cells() -> list[CellPlan]:
 
 
 def rtt_cells() -> list[CellPlan]:
-    """A message there and back on one connection."""
+    """Return the cells of a message there and back on one connection."""
     return [
         CellPlan(
             name=f"rtt/{size}",
@@ -385,7 +385,7 @@ def rtt_cells() -> list[CellPlan]:
 
 
 def echo_cells() -> list[CellPlan]:
-    """Echo under load; for publication also in samples of a minute, as in the report that this workload answers."""
+    """Return the cells of echo under load; for publication also in samples of a minute, as in the report that this workload answers."""
     cells = []
     minute: dict[str, float] = dict.fromkeys(SCALES, 60.0)
     for stream in (False, True):
@@ -416,7 +416,7 @@ def echo_cells() -> list[CellPlan]:
 
 
 def asgi_cells() -> list[CellPlan]:
-    """Servers of ASGI applications: lab/targets/asgi/applications.py has the applications."""
+    """Return the cells of servers of ASGI applications: lab/targets/asgi/applications.py has the applications."""
     cells = []
 
     def add(
@@ -488,7 +488,10 @@ def asgi_cells() -> list[CellPlan]:
 
 
 def native_cells() -> list[CellPlan]:
-    """Echo in more sizes, and with two workers, as the goals of the Rust runtime need it; measured where they are named."""
+    """Return the cells of echo in more sizes, and with two workers, as the goals of the Rust runtime need it.
+
+    They are measured where they are named.
+    """
     cells = []
     for size in ("64B", "1KB", "16KB", "100KB"):
         size_bytes = subjects.SIZES[size]
@@ -535,7 +538,7 @@ def subject_cells() -> list[CellPlan]:
 
 
 def sweep_cells() -> list[CellPlan]:
-    """Open loops at rising rates, up to the one that the latency doesn't bear."""
+    """Return the cells of open loops at rising rates, up to the one that the latency doesn't bear."""
     kinds: tuple[tuple[str, Protocol, str, str, int], ...] = (
         ("echo/1KB", "echo", "messages of 1 KB", "message", 1024),
         ("http", "http", "GET with an answer of 13 bytes", "request", 0),
@@ -561,7 +564,7 @@ def sweep_cells() -> list[CellPlan]:
 
 
 def churn_cells() -> list[CellPlan]:
-    """Connections that carry one message each."""
+    """Return the cells of connections that carry one message each."""
     kinds: tuple[tuple[str, Protocol, str, int], ...] = (
         ("echo/64B", "echo", "64 bytes there and back", 64),
         ("http", "http", "a GET with Connection: close", 0),
@@ -656,7 +659,7 @@ def choose(asked: Iterable[str], scale: ScaleName) -> list[CellPlan]:
 
     A quick run has no time for QUICK_IF_ASKED unless they are asked for; loops and files, which are about Python alone, are never
     measured unless they are asked for. A name or a glob reaches every cell, a workload those of the scale. What an open loop follows
-    comes with it. Raises UnknownCells.
+    comes with it. Raise UnknownCells.
     """
     chosen: set[str] = set()
     left_out = (*SUBJECTS, *(QUICK_IF_ASKED if scale == "quick" else ()))

@@ -64,7 +64,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 @pytest.fixture(autouse=True)
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests that run at the same time don't see each other as labs."""
+    """Keep tests that run at the same time from seeing each other as labs."""
     monkeypatch.setenv(neighbours.FOLDER_VARIABLE, str(tmp_path / "locks"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
@@ -78,7 +78,7 @@ def write_fake_load(program: Path) -> Path:
 
 @pytest.fixture
 def fake_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patient_probes: None) -> Path:
-    """The fake load generator, which is found instead of the real one."""
+    """Return the fake load generator, which is found instead of the real one."""
     program = write_fake_load(tmp_path / "fake-load")
     monkeypatch.setenv("RINGLAB_LOAD", str(program))
     for name in preflight.DEBUG_VARIABLES:
@@ -90,7 +90,7 @@ def fake_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patient_probes: N
 
 @pytest.fixture
 def make_targets(tmp_path: Path) -> MakeTargets:
-    """Makes a folder of targets: `make_targets(fast=1.0, slow=2.0, faults={"slow": "crash"})`."""
+    """Return a function that makes a folder of targets: `make_targets(fast=1.0, slow=2.0, faults={"slow": "crash"})`."""
 
     def make(faults: dict[str, str] | None = None, stop_s: float = 60.0, connect: bool = False, **costs: float) -> Path:
         folder = tmp_path / "targets"
@@ -134,7 +134,7 @@ class SilentProgress:
 
 @pytest.fixture
 def make_race(make_targets: MakeTargets, tmp_path: Path, fake_load: Path) -> Callable[..., runner.Race]:
-    """Makes a race of fakes over the given cells."""
+    """Return a function that makes a race of fakes over the given cells."""
 
     def make(cells: list[str], rounds: int = 3, **targets: object) -> runner.Race:
         arms = manifest.discover(make_targets(**targets))
@@ -153,7 +153,7 @@ def make_race(make_targets: MakeTargets, tmp_path: Path, fake_load: Path) -> Cal
 
 
 def command_of(*words: object) -> list[str]:
-    """The command as a process of its own."""
+    """Return the command as a process of its own."""
     return [sys.executable, "-m", "ringlab", *map(str, words)]
 
 
@@ -165,13 +165,13 @@ def lives(pid: int) -> bool:
 
 
 def wait_until_gone(pid: int) -> None:
-    """A test that waits in vain ends by its time limit."""
+    """Wait until the processes are gone; a test that waits in vain ends by its time limit."""
     while lives(pid):
         time.sleep(0.01)
 
 
 def children() -> set[int]:
-    """The live children of this process."""
+    """Return the live children of this process."""
     found = set()
     for task in os.listdir("/proc/self/task"):
         found |= set(map(int, Path(f"/proc/self/task/{task}/children").read_text().split()))

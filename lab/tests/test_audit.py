@@ -134,7 +134,7 @@ def write_time(seconds: float, digits: int) -> str:
 
 @st.composite
 def consistent_reports(draw: st.DrawFn) -> str:
-    """A report of a closed loop whose figures all follow from latencies that were drawn."""
+    """Return a report of a closed loop whose figures all follow from latencies that were drawn."""
     dice = random.Random(draw(st.integers(0, 1 << 30)))
     digits = draw(st.integers(3, 6))
     size = draw(st.sampled_from([0, 64, 1000, 1024, 16384]))

@@ -23,7 +23,7 @@ import build  # noqa: E402
 
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory):
-    """The folder with what build.py makes."""
+    """Return the folder with what build.py makes."""
     folder = tmp_path_factory.mktemp("loops")
     build.main(folder)
     return folder
@@ -31,7 +31,7 @@ def programs(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def load_program(programs):
-    """The path of the load program."""
+    """Return the path of the load program."""
     return str(programs / "load")
 
 
@@ -325,7 +325,7 @@ def test_lost_datagram_is_named(load_program):
 
 @pytest.fixture(scope="session")
 def tls_load_program(programs):
-    """The load program with TLS in it."""
+    """Return the load program with TLS in it."""
     if (note := programs / "tls-missing.txt").exists():
         pytest.skip(note.read_text().strip())
     return str(programs / "load-tls")
@@ -333,12 +333,12 @@ def tls_load_program(programs):
 
 @pytest.fixture
 def certificate(programs):
-    """The paths of the certificate for 127.0.0.1, and of its key."""
+    """Return the paths of the certificate for 127.0.0.1, and of its key."""
     return programs / "certificate.pem", programs / "key.pem"
 
 
 def tls_server(serve, certificate):
-    """As `server`, under TLS."""
+    """Serve as `server` does, under TLS."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*certificate)
 

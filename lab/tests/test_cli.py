@@ -28,7 +28,7 @@ def ringlab(*words: object) -> Result:
 
 
 def unwritable(*, unread: bool) -> IO[bytes]:
-    """A file that can't be written to: a full disk, or a pipe that nobody reads."""
+    """Return a file that can't be written to: a full disk, or a pipe that nobody reads."""
     if not unread:
         return Path("/dev/full").open("wb")
     reader, writer = os.pipe()

@@ -47,7 +47,7 @@ ECHO = "echo/framed/1KB/100"
 
 
 def latencies(values: list[int]) -> dict[str, Any]:
-    """As the load generator prints them."""
+    """Return latencies as the load generator prints them."""
     histogram = HdrHistogram(1, merging.LONGEST_NS, 3)
     for value in values:
         histogram.record_value(value)
@@ -343,7 +343,7 @@ class Three:
 
     @contextlib.contextmanager
     def worker(self, name: str, *before: str, **environment: str) -> Iterator[None]:
-        """Another worker with the role load, in the namespace of load2."""
+        """Yield another worker with the role load, in the namespace of load2."""
         where = self.made.path("load2").name
         words = ["ip", "netns", "exec", where, *before, *command_of("worker", "--role", "load", "--name", name)]
         words += ["--scheduler", self.made.scheduler, "--host", "10.199.0.22"]

@@ -24,12 +24,12 @@ def equal(random: np.random.Generator, arms: int, rounds: int) -> Logs:
 
 
 def noisy(random: np.random.Generator, arms: int, rounds: int) -> Logs:
-    """A machine on which the noise floor helps little."""
+    """Return logs from a machine on which the noise floor helps little."""
     return 10 * equal(random, arms, rounds)
 
 
 def unlike(random: np.random.Generator, arms: int, rounds: int) -> Logs:
-    """Some arms scatter several times as much as others."""
+    """Return logs of arms of which some scatter several times as much as others."""
     return equal(random, arms, rounds) * np.exp(random.normal(0, 0.6, (arms, 1)))
 
 

@@ -21,7 +21,7 @@ def script(path: Path, text: str) -> Path:
 
 @pytest.fixture
 def cargo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cargo of which the test says what it does."""
+    """Return a cargo of which the test says what it does."""
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     return tmp_path / "cargo"
 

@@ -46,13 +46,13 @@ VALUES = st.recursive(
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The paths to everything within a document."""
+    """Return the paths to everything within a document."""
     children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [path] + [place for key, child in children for place in places(child, (*path, key))]
 
 
 def written(value: Any) -> str:
-    """A value in TOML."""
+    """Return a value in TOML."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{json.dumps(key)} = {written(each)}" for key, each in value.items()) + "}"
     if isinstance(value, list):
@@ -64,7 +64,7 @@ def written(value: Any) -> str:
 
 
 def changed(document: dict[str, Any], place: tuple[Any, ...], value: Any) -> dict[str, Any]:
-    """A copy of a document, with another value in a place. None removes what is there."""
+    """Return a copy of a document, with another value in a place. None removes what is there."""
     copy: dict[str, Any] = json.loads(json.dumps(document))
     folder: Any = copy
     for key in place[:-1]:

@@ -91,7 +91,7 @@ class Matrix:
         return "" if sample.status == "measured" else f"{sample.status}: {'; '.join(sample.reasons)}"
 
     def spoilt(self, arm: str) -> list[str]:
-        """The cells in which the machine, and not the arm, hindered it from being measured."""
+        """Return the cells in which the machine, and not the arm, hindered it from being measured."""
         return [
             cell
             for cell in self.cells
@@ -171,7 +171,7 @@ def test_the_noise_is_measured_in_every_cell(matrix: Matrix) -> None:
 
 
 def names(text: str, name: str) -> bool:
-    """Whether a text has a name as a whole, and not only a longer one that it is a part of."""
+    """Return whether a text has a name as a whole, and not only a longer one that it is a part of."""
     return re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", text) is not None
 
 

@@ -31,7 +31,7 @@ def placer(*usable: int) -> Callable[[set[int]], results.Placement]:
 
 @pytest.fixture
 def other() -> Iterator["subprocess.Popen[str]"]:
-    """Another lab, on CPUs 0 and 1."""
+    """Yield another lab, on CPUs 0 and 1."""
     command = [sys.executable, "-c", HOLD, "measures"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -45,7 +45,7 @@ def fail(text: str) -> None:
 
 
 def files() -> list[Path]:
-    """Those by which labs find each other."""
+    """Return the files by which labs find each other."""
     return list(neighbours.folder().glob("ringlab-*.lock"))
 
 

@@ -11,7 +11,7 @@ Files = dict[str, str]
 
 @pytest.fixture
 def files(monkeypatch: pytest.MonkeyPatch) -> Files:
-    """Small files of the kernel, as a test wants them; all others are missing."""
+    """Return small files of the kernel, as a test wants them; all others are missing."""
     made: Files = {}
     monkeypatch.setattr(preflight, "read_text", lambda path: made.get(path, ""))
     return made

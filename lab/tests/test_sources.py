@@ -31,7 +31,7 @@ print((root / "crates/ringloop/GUIDE.md").read_text()[:18])
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel of ringlab, with a load generator that only says who it is."""
+    """Return a wheel of ringlab, with a load generator that only says who it is."""
     folder = tmp_path_factory.mktemp("package")
     program = folder / "ringlab-load"
     program.write_text("#!/bin/sh\necho ringlab-load 0.0\n")

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture
 def make_subjects(tmp_path: Path) -> MakeTargets:
-    """Makes a folder of targets: `make_subjects(asyncio=4.0, ringloop=1.0, faults={"ringloop": "crash"})`."""
+    """Return a function that makes a folder of targets: `make_subjects(asyncio=4.0, ringloop=1.0, faults={"ringloop": "crash"})`."""
 
     def make(faults: dict[str, str] | None = None, lacks: dict[str, list[str]] | None = None, **costs: float) -> Path:
         folder = tmp_path / "targets"

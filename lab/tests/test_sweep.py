@@ -54,7 +54,7 @@ def run(model: Model, before_per_s: float = 0.0) -> sweep.Search:
 
 
 def knee_of(capacity: float) -> float:
-    """Where the p99 is KNEE_TIMES that of the low rate."""
+    """Return where the p99 is KNEE_TIMES that of the low rate."""
     return capacity * (1 - (1 - sweep.FLOOR_PER_S / capacity) / sweep.KNEE_TIMES)
 
 

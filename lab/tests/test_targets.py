@@ -69,7 +69,7 @@ with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(os.cpu_count()) a
 
 
 def serving(workload: str) -> list[Any]:
-    """The arms that serve a workload and can run here, as parameters."""
+    """Return the arms that serve a workload and can run here, as parameters."""
     present = [arm for arm in ALL if not PRESENCE[arm.name].skipped]
     return [pytest.param(arm, id=arm.name) for arm in present if workload in arm.workloads]
 
@@ -111,7 +111,7 @@ def test_arm_can_be_told_where_to_listen(arm: Arm) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def descriptors() -> None:
-    """500 connections and a few more, in programs whose soft limit may be 256."""
+    """Allow 500 connections and a few more, in programs whose soft limit may be 256."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < 4096:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
@@ -204,7 +204,7 @@ def sending(connection: socket.socket, data: bytes) -> Iterator[None]:
 
 
 def seeded(count: int) -> bytes:
-    """Bytes that no accident repeats."""
+    """Return bytes that no accident repeats."""
     return random.Random(count).randbytes(count)
 
 
@@ -624,7 +624,7 @@ def test_bind_tells_operations_and_time(bind_arm: Arm, mode: str, concurrent: in
 
 
 def count_calls(arm: Arm, mode: str, count: int, log: Path) -> tuple[int, int, int]:
-    """How often bind, listen and connect were called for `count` operations and what goes before them."""
+    """Return how often bind, listen and connect were called for `count` operations and what goes before them."""
     traced = ("strace", "-f", "-qq", "-o", str(log), "-e", "trace=bind,listen,connect,io_uring_setup")
     done = run_bind(arm, mode, count, 1, *traced)
     if "ptrace" in done.stderr.lower():
@@ -657,7 +657,7 @@ READS = ("read", "readv", "recvfrom", "recvmsg")
 
 
 def largest_read(log: str) -> int:
-    """The largest length that was asked of a socket, in what `strace -f -y -s 0` wrote; 0 where nothing was."""
+    """Return the largest length that was asked of a socket, in what `strace -f -y -s 0` wrote; 0 where nothing was."""
     begun: dict[str, str] = {}
     largest = 0
     for line in log.splitlines():

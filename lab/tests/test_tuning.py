@@ -26,7 +26,7 @@ SETTINGS = {
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Path:
-    """A machine that has every setting."""
+    """Return a machine that has every setting."""
     for name, value in SETTINGS.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -92,7 +92,7 @@ class Contest:
         return high < 1 / (1 + TOLERANCE) or low > 1 + TOLERANCE
 
     def __str__(self) -> str:
-        """For whoever reads a failure."""
+        """Return a text for whoever reads a failure."""
         text = f"{self.arm}: {len(self.pairs)} of {len(self.wrk)} rounds count"
         for name, found in (("the generator", self.generator), ("wrk", self.wrk)):
             text += (
@@ -124,13 +124,13 @@ def order(one: list[Measured], other: list[Measured]) -> int:
 
 @pytest.fixture(scope="module")
 def program() -> Path:
-    """The load generator, looked for, and built, once: cargo would run beside every measurement."""
+    """Return the load generator, looked for, and built, once: cargo would run beside every measurement."""
     return generator.find()
 
 
 @pytest.fixture(scope="module")
 def servers(patient_probes: None) -> Iterator[list[Server]]:
-    """Those that this machine has, all running, on a CPU that the tools don't use."""
+    """Yield the servers that this machine has, all running, on a CPU that the tools don't use."""
     if shutil.which("wrk") is None:
         pytest.skip("wrk is not installed: apt-get install -y wrk")
     if len(os.sched_getaffinity(0)) < 2:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit status: 0, 1 if something is refused, 2 for a wrong option or setting."""
+    """Run the command line; return the exit status: 0, 1 if something is refused, 2 for a wrong option or setting."""
     if arguments is None:
         arguments = sys.argv[1:]
     if arguments and arguments[0] == "serve":
@@ -81,7 +81,7 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _facts() -> dict[str, Any]:
-    """The contents of the report. Raises the same errors as creating a loop."""
+    """Return the contents of the report. Raise the same errors as creating a loop."""
     best = ringloop.new_event_loop(backend="auto")
     try:
         busy_poll: str = best.busy_poll

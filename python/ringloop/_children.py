@@ -29,7 +29,7 @@ _USUAL_WATCHERS = tuple(
 
 
 def _asyncio_waits_by_thread() -> bool:
-    """Whether asyncio would watch children with threads here, its default up to Python 3.11."""
+    """Return whether asyncio would watch children with threads here, its default up to Python 3.11."""
     if not hasattr(unix_events, "can_use_pidfd"):
         watcher = getattr(asyncio.get_event_loop_policy(), "_watcher", None)
         return type(watcher).__name__ != "PidfdChildWatcher"
@@ -37,7 +37,7 @@ def _asyncio_waits_by_thread() -> bool:
 
 
 def has_own_watcher() -> bool:
-    """Whether the program has set a child watcher that is not one of asyncio's default kinds."""
+    """Return whether the program has set a child watcher that is not one of asyncio's default kinds."""
     if not _USUAL_WATCHERS:
         return False
     watcher = getattr(asyncio.get_event_loop_policy(), "_watcher", None)
@@ -74,7 +74,7 @@ async def start(
     extra: dict[str, Any] | None,
     options: dict[str, Any],
 ) -> asyncio.SubprocessTransport:
-    """Starts a child and connects its pipes, as asyncio's `_make_subprocess_transport` does, but watches it by a pidfd."""
+    """Start a child and connect its pipes, as asyncio's `_make_subprocess_transport` does, but watch it by a pidfd."""
     loop._check_closed()  # asyncio would start the child first
     waiter = loop.create_future()
     transport = _Transport(
@@ -121,7 +121,7 @@ class Child:
         loop._children.add(self)
 
     def _exited(self, failure: OSError | None = None) -> None:
-        """Reaps the child and tells the transport. Runs in the loop's thread.
+        """Reap the child and tell the transport, in the loop's thread.
 
         If the kernel refuses to say how the child has ended, that is reported, and the code is 255, as of a child that is not known.
         """
@@ -167,7 +167,7 @@ class Child:
             return cast("int", process.returncode)
 
     def _wait(self, options: int) -> int | None:
-        """Waits for this child only. Returns the code that `subprocess` would, or None if it still runs (WNOHANG)."""
+        """Wait for this child only. Return the code that `subprocess` would, or None if it still runs (WNOHANG)."""
         # If someone else has reaped the child, its PID may belong to another process by now; its pidfd never does.
         kind, number = (os.P_PID, self._pid) if self._pidfd is None else (_P_PIDFD, self._pidfd)
         try:
@@ -185,7 +185,7 @@ class Child:
         return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
 
     def outlive(self) -> None:
-        """Takes care of the child when its loop is closed, so that no zombie remains: if it still runs, a thread waits for it.
+        """Take care of the child when its loop is closed, so that no zombie remains: if it still runs, a thread waits for it.
 
         If the interpreter ends, nobody waits for it any more.
         """

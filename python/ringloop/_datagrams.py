@@ -103,7 +103,7 @@ class DatagramTransport(_core.DatagramTransport):
     _call_connection_lost = named_as(_Asyncio._call_connection_lost)(SocketTransport._call_connection_lost)
 
     def pause_reading(self) -> None:
-        """Stops delivering datagrams until `resume_reading`. Does nothing when paused or closing."""
+        """Stop delivering datagrams until `resume_reading`. Do nothing when paused or closing."""
         if not self.is_reading():
             return
         self._set_paused(True)
@@ -111,7 +111,7 @@ class DatagramTransport(_core.DatagramTransport):
             logger.debug("%r pauses reading", self)
 
     def resume_reading(self) -> None:
-        """Delivers datagrams again."""
+        """Deliver datagrams again."""
         if self._closing or not self._paused:
             return
         self._set_paused(False)
@@ -120,7 +120,7 @@ class DatagramTransport(_core.DatagramTransport):
             logger.debug("%r resumes reading", self)
 
     def close(self) -> None:
-        """Closes the endpoint once everything buffered is sent; nothing more is received."""
+        """Close the endpoint once everything buffered is sent; nothing more is received."""
         if self._closing:
             return
         if not self._begin_close():
@@ -131,7 +131,7 @@ class DatagramTransport(_core.DatagramTransport):
             self._loop.call_soon(self._call_connection_lost, exc)
 
     def _leave_server(self) -> None:
-        """It never has one."""
+        """Do nothing: it never has a server."""
 
     def _disconnect(self) -> None:
         if (sock := self._detach()) is not None:
@@ -139,5 +139,5 @@ class DatagramTransport(_core.DatagramTransport):
 
 
 def can_be_native(sock: socket.socket) -> bool:
-    """Whether the native transport supports this kind of socket; asyncio's own transport serves all others."""
+    """Return whether the native transport supports this kind of socket; asyncio's own transport serves all others."""
     return _core._is_usual_socket(sock) and sock.type == socket.SOCK_DGRAM and sock.family in _FAMILIES

@@ -65,7 +65,7 @@ _HOOKS = {
 
 
 def check() -> None:
-    """Leaves to asyncio what doesn't fit, with a RuntimeWarning; raises ImportError if the loop itself doesn't fit."""
+    """Leave to asyncio what doesn't fit, with a RuntimeWarning; raise ImportError if the loop itself doesn't fit."""
     problems = []
     left: dict[str, None] = {}
     for part, problem in _mismatches():
@@ -83,7 +83,7 @@ def check() -> None:
 
 
 def _mismatches() -> Iterator[tuple[str | None, str]]:
-    """Yields what doesn't fit, with the part that must be left to asyncio, or None for the loop itself."""
+    """Yield what doesn't fit, with the part that must be left to asyncio, or None for the loop itself."""
     for name, problem in _unknown_parameters(EventLoop, asyncio.SelectorEventLoop):
         yield next((part for part, hooks in _HOOKS.items() if name in hooks), None), problem
     for part, ours, theirs in (
@@ -106,7 +106,7 @@ def _mismatches() -> Iterator[tuple[str | None, str]]:
 
 
 def _unknown_parameters(ours: type, theirs: type) -> Iterator[tuple[str, str]]:
-    """Yields the methods of `ours` that override one of `theirs` and lack one of its parameters: name and problem."""
+    """Yield the methods of `ours` that override one of `theirs` and lack one of its parameters: name and problem."""
     for base in ours.__mro__:
         if base in theirs.__mro__:
             return
@@ -126,12 +126,12 @@ def _unknown_parameters(ours: type, theirs: type) -> Iterator[tuple[str, str]]:
 
 
 def _parameters_of_code(function: FunctionType) -> tuple[str, ...]:
-    """The names of the parameters, without *args and **kwargs."""
+    """Return the names of the parameters, without *args and **kwargs."""
     code = function.__code__
     return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
 
 def _parameters_of_text(method: Any) -> list[str]:
-    """The same of a native method, by its text signature: "($self, callback, /, *args, context=None)"."""
+    """Return the same of a native method, by its text signature: "($self, callback, /, *args, context=None)"."""
     names: list[str] = (method.__text_signature__ or "($self)")[2:-1].split(", ")
     return [name.partition("=")[0] for name in names]

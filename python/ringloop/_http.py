@@ -37,12 +37,12 @@ class ClientDisconnected(OSError):
 
 
 async def awaiting(awaitable: Awaitable[Any]) -> Any:
-    """Awaits the object that an application has returned instead of a coroutine."""
+    """Await the object that an application has returned instead of a coroutine."""
     return await awaitable
 
 
 def addresses(transport: asyncio.BaseTransport) -> tuple[Any, Any, str]:
-    """Server, client and scheme of a connection, as ASGI's scopes have them."""
+    """Return server, client and scheme of a connection, as ASGI's scopes have them."""
     sock = transport.get_extra_info("socket")
     if sock is not None:
         server, client = _ask(sock.getsockname), _ask(sock.getpeername)
@@ -54,7 +54,7 @@ def addresses(transport: asyncio.BaseTransport) -> tuple[Any, Any, str]:
 
 
 def has_chosen_http2(transport: asyncio.BaseTransport) -> bool:
-    """Whether a connection is under TLS, and has chosen HTTP/2."""
+    """Return whether a connection is under TLS, and has chosen HTTP/2."""
     tls = transport.get_extra_info("ssl_object")
     return tls is not None and tls.selected_alpn_protocol() == "h2"
 
@@ -77,7 +77,7 @@ def _client(address: Any) -> tuple[str, int] | None:
 
 
 def unsent(transport: asyncio.WriteTransport) -> int:
-    """Bytes that wait to be sent, under TLS too. asyncio's TLS transports can't say once they are closed."""
+    """Return the number of bytes that wait to be sent, under TLS too. asyncio's TLS transports can't say once they are closed."""
     protocol: Any = getattr(transport, "_ssl_protocol", transport)
     if protocol is None:
         return 0
@@ -104,7 +104,7 @@ _UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 
 async def send_path(request: HttpRequest, path: str) -> None:
-    """Sends a file as the body of a response.
+    """Send a file as the body of a response.
 
     What is wrong with the file is raised. Nothing is raised when the client leaves, as with other bodies. ASGI asks
     applications for an absolute path, but Starlette passes on what it was given.
@@ -134,7 +134,7 @@ async def send_path(request: HttpRequest, path: str) -> None:
 
 
 async def _read_on(file: _File, content: bytes) -> bytes:
-    """Reads a file to its end that doesn't know its size, as those in /proc. They give a page or so at a time."""
+    """Read a file to its end that doesn't know its size, as those in /proc. They give a page or so at a time."""
     parts = [content]
     read = len(content)
     while part := await file.read_soon(constants.SENDFILE_FALLBACK_READBUFFER_SIZE, read):
@@ -165,7 +165,7 @@ async def _send_file(request: HttpRequest, file: _File, count: int) -> None:
 
 
 async def _send_by_kernel(request: HttpRequest, transport: SocketTransport, file: _File, count: int) -> int:
-    """Returns how much was sent: less than all if the file ends before, or sendfile(2) doesn't support it."""
+    """Return how much was sent: less than all if the file ends before, or sendfile(2) doesn't support it."""
     waiter = transport._make_empty_waiter()
     try:
         await waiter
@@ -197,7 +197,7 @@ class _File:
             raise OSError(number, "not a regular file", path)
 
     def read(self, count: int, offset: int) -> bytes:
-        """Reads up to `count` bytes."""
+        """Read up to `count` bytes."""
         with self._lock:
             if self._is_closed:
                 return b""
@@ -210,7 +210,7 @@ class _File:
                 self._close_unused()
 
     async def read_soon(self, count: int, offset: int) -> bytes:
-        """Reads up to `count` bytes: at once what is in memory, or else in a thread."""
+        """Read up to `count` bytes: at once what is in memory, or else in a thread."""
         content = bytearray(count)
         try:
             read = os.preadv(self.number, [content], offset, os.RWF_NOWAIT)
@@ -230,7 +230,7 @@ class _File:
 
 
 def has_arrived(transport: asyncio.BaseTransport) -> bool:
-    """Whether the client has sent something that was not read yet."""
+    """Return whether the client has sent something that was not read yet."""
     sock = transport.get_extra_info("socket")
     sock = getattr(sock, "_sock", sock)
     try:
@@ -240,7 +240,7 @@ def has_arrived(transport: asyncio.BaseTransport) -> bool:
 
 
 def log_access(log: Callable[[str, str, str, str, int], None], scope: dict[str, Any], status: int) -> None:
-    """Calls `log` with the arguments of uvicorn's access log for a request."""
+    """Call `log` with the arguments of uvicorn's access log for a request."""
     address, path = _client_and_path(scope)
     log(address, scope["method"], path, scope["http_version"], status)
 
@@ -274,7 +274,7 @@ def report_no_handshake(logger: logging.Logger, _: None) -> None:
 
 
 def log_websocket(logger: logging.Logger, answer: tuple[dict[str, Any], str]) -> None:
-    """Logs how a request for a WebSocket was answered, as uvicorn does."""
+    """Log how a request for a WebSocket was answered, as uvicorn does."""
     scope, outcome = answer
     address, path = _client_and_path(scope)
     logger.info(f'%s - "WebSocket %s" {outcome}', address, path)

@@ -64,7 +64,7 @@ _set_wakeup_fd = functools.partial(signal.set_wakeup_fd, warn_on_full_buffer=Fal
 
 
 def _give_back_wakeup_fd(fd: int) -> bool:
-    """Sets again what `set_wakeup_fd` has returned. False if that is no longer possible, because the descriptor is closed.
+    """Set again what `set_wakeup_fd` has returned. Return False if that is no longer possible, because the descriptor is closed.
 
     Nobody can ask whether warnings were wanted. Where they weren't, one for each signal would do more harm than none.
     """
@@ -76,7 +76,7 @@ def _give_back_wakeup_fd(fd: int) -> bool:
 
 
 def _keep_signals_from_the_parent() -> None:
-    """In a forked child, stops sending signals to the parent's loop, which would take them for its own."""
+    """Stop sending signals, in a forked child, to the parent's loop, which would take them for its own."""
     if not _WAKEUP_SOCKETS:
         return
     current = signal.set_wakeup_fd(-1)
@@ -142,7 +142,7 @@ class EventLoop(_Native, asyncio.SelectorEventLoop):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute '_nest_patched'")
 
     def run_forever(self) -> None:
-        """Runs until stop() is called."""
+        """Run until stop() is called."""
         self._check_closed()
         self._check_running()
         try:
@@ -183,7 +183,7 @@ class EventLoop(_Native, asyncio.SelectorEventLoop):
                 self._old_agen_hooks = None
 
     def _let_signals_wake(self) -> None:
-        """Makes a signal end a wait in the kernel even if it arrives just before the wait begins."""
+        """Make a signal end a wait in the kernel even if it arrives just before the wait begins."""
         if threading.current_thread() is not threading.main_thread():
             return
         _WAKEUP_SOCKETS.add(self._csock)
@@ -200,7 +200,7 @@ class EventLoop(_Native, asyncio.SelectorEventLoop):
             replaced.clear()
 
     def _give_back_signals(self) -> None:
-        """Undoes `_let_signals_wake`, unless signal handlers of the loop need it."""
+        """Undo `_let_signals_wake`, unless signal handlers of the loop need it."""
         replaced = self._replaced_wakeup_fds
         if threading.current_thread() is not threading.main_thread():
             return  # what a signal handler has left here, by raising, stays for a run in the main thread
@@ -213,7 +213,7 @@ class EventLoop(_Native, asyncio.SelectorEventLoop):
         replaced.clear()
 
     def close(self) -> None:
-        """Closes the loop: its queue, its timers, and the kernel's objects. It must not be running."""
+        """Close the loop: its queue, its timers, and the kernel's objects. It must not be running."""
         if self.is_running():
             raise RuntimeError("Cannot close a running event loop")
         if self.is_closed():
@@ -236,7 +236,7 @@ class EventLoop(_Native, asyncio.SelectorEventLoop):
         this._internal_fds -= 1
 
     def metrics(self, *, reset_slowest: bool = False) -> Metrics:
-        """Returns an immutable snapshot of what the loop has done so far and what it holds now; see `Metrics`.
+        """Return an immutable snapshot of what the loop has done so far and what it holds now; see `Metrics`.
 
         It may be called from any thread, while the loop runs or waits, and after it was closed. During a wait, system calls, events
         and wakes are counted up to the beginning of the wait; times are always up to now. With `reset_slowest`, the slowest
@@ -255,7 +255,7 @@ class EventLoop(_Native, asyncio.SelectorEventLoop):
         proto: int = 0,
         flags: int = 0,
     ) -> _GetAddrInfoResult:
-        """Resolves a name, in the default executor; an address literal is answered at once, without a thread."""
+        """Resolve a name, in the default executor; an address literal is answered at once, without a thread."""
         if not self._debug:
             found = find_literal(host, port, family, type, proto, flags)
             if found is not None:
@@ -263,7 +263,7 @@ class EventLoop(_Native, asyncio.SelectorEventLoop):
         return await super().getaddrinfo(host, port, family=family, type=type, proto=proto, flags=flags)
 
     async def getnameinfo(self, sockaddr: Any, flags: int = 0) -> tuple[str, str]:
-        """Finds the name of an address, in the default executor; without a thread if numbers are asked for."""
+        """Find the name of an address, in the default executor; without a thread if numbers are asked for."""
         is_own = socket.getnameinfo is _socket.getnameinfo  # another one may block
         if is_own and isinstance(flags, int) and flags & _NUMERIC == _NUMERIC:
             return socket.getnameinfo(sockaddr, flags)
@@ -338,7 +338,7 @@ class EventLoop(_Native, asyncio.SelectorEventLoop):
             ssl_shutdown_timeout: float | None = None,
             context: contextvars.Context | None = None,
         ) -> None:
-            """Accepts what waits at a listening socket.
+            """Accept what waits at a listening socket.
 
             asyncio makes a task for each connection, which costs more than everything else that is done for it. Here that is a callback,
             unless the task has anything to wait for, or somebody is interested in tasks.
@@ -402,7 +402,7 @@ class EventLoop(_Native, asyncio.SelectorEventLoop):
                 self.create_task(accepted, **named)
 
         def _accept_again(self, protocol_factory: Callable[[], asyncio.BaseProtocol], sock: Any, *options: Any) -> None:
-            """Goes on after a pause, unless the server was closed meanwhile."""
+            """Go on after a pause, unless the server was closed meanwhile."""
             if sock.fileno() >= 0:
                 cast("Any", self)._start_serving(protocol_factory, sock, *options)
 
@@ -465,7 +465,7 @@ class EventLoop(_Native, asyncio.SelectorEventLoop):
         return cast("Any", DatagramTransport)(self, sock, protocol, address, waiter, extra, lent)  # type: ignore[no-any-return]
 
     def _lend(self, sock: Any) -> None:
-        """Notes that a transport's socket belongs to the user, who may close it at any time; a ring would keep it open."""
+        """Note that a transport's socket belongs to the user, who may close it at any time; a ring would keep it open."""
         if _core._is_usual_socket(sock):  # asyncio's transports watch others
             self._lent_sockets[id(sock)] = sock
 
@@ -490,7 +490,7 @@ class EventLoop(_Native, asyncio.SelectorEventLoop):
         port: int | None = None,
         **options: Any,
     ) -> tuple[asyncio.Transport, _ProtocolT]:
-        """Connects a stream; see `asyncio.loop.create_connection`. Address literals without options have a native way."""
+        """Connect a stream; see `asyncio.loop.create_connection`. Address literals without options have a native way."""
         if options or not _platform.IS_TESTED or (connecting := self._connect(protocol_factory, host, port)) is None:
             self._lend(options.get("sock"))
             return await super().create_connection(protocol_factory, cast(Any, host), cast(Any, port), **options)
@@ -499,33 +499,33 @@ class EventLoop(_Native, asyncio.SelectorEventLoop):
     async def create_server(
         self, protocol_factory: Callable[[], asyncio.BaseProtocol], *address: Any, **options: Any
     ) -> asyncio.Server:
-        """Makes a server on a socket, or on several; see `asyncio.loop.create_server`."""
+        """Make a server on a socket, or on several; see `asyncio.loop.create_server`."""
         return await super().create_server(for_server(protocol_factory), *address, **options)
 
     async def create_unix_server(
         self, protocol_factory: Callable[[], asyncio.BaseProtocol], *path: Any, **options: Any
     ) -> asyncio.Server:
-        """Makes a server on a Unix socket; see `asyncio.loop.create_unix_server`."""
+        """Make a server on a Unix socket; see `asyncio.loop.create_unix_server`."""
         return await super().create_unix_server(for_server(protocol_factory), *path, **options)
 
     async def connect_accepted_socket(
         self, protocol_factory: Callable[[], _ProtocolT], sock: socket.socket, **options: Any
     ) -> tuple[asyncio.Transport, _ProtocolT]:
-        """Makes a transport for a connection that was accepted elsewhere; see `asyncio.loop.connect_accepted_socket`."""
+        """Make a transport for a connection that was accepted elsewhere; see `asyncio.loop.connect_accepted_socket`."""
         self._lend(sock)
         return await super().connect_accepted_socket(protocol_factory, sock, **options)
 
     async def create_unix_connection(
         self, protocol_factory: Callable[[], _ProtocolT], path: str | None = None, **options: Any
     ) -> tuple[asyncio.Transport, _ProtocolT]:
-        """Connects a stream to a Unix socket; see `asyncio.loop.create_unix_connection`."""
+        """Connect a stream to a Unix socket; see `asyncio.loop.create_unix_connection`."""
         self._lend(options.get("sock"))
         return await super().create_unix_connection(protocol_factory, cast(Any, path), **options)
 
     async def create_datagram_endpoint(
         self, protocol_factory: Callable[[], _ProtocolT], *addresses: Any, **options: Any
     ) -> tuple[asyncio.DatagramTransport, _ProtocolT]:
-        """Makes a datagram endpoint; see `asyncio.loop.create_datagram_endpoint`."""
+        """Make a datagram endpoint; see `asyncio.loop.create_datagram_endpoint`."""
         self._lend(options.get("sock"))
         return await super().create_datagram_endpoint(cast(Any, protocol_factory), *addresses, **options)
 
@@ -535,7 +535,7 @@ _core._note_connecting_methods(EventLoop)
 
 
 def new_event_loop(*, backend: str | None = None, busy_poll: str | int | None = None) -> EventLoop:
-    """Makes an event loop; the factory for `asyncio.run(..., loop_factory=...)` and `asyncio.Runner`.
+    """Make an event loop; the factory for `asyncio.run(..., loop_factory=...)` and `asyncio.Runner`.
 
     The arguments are `EventLoop`'s.
     """
@@ -543,7 +543,7 @@ def new_event_loop(*, backend: str | None = None, busy_poll: str | int | None = 
 
 
 def run(main: Coroutine[Any, Any, _T], *, debug: bool | None = None) -> _T:
-    """Runs a coroutine on a new ringloop event loop and returns its result, as `asyncio.run` does."""
+    """Run a coroutine on a new ringloop event loop and return its result, as `asyncio.run` does."""
     if events._get_running_loop() is not None:
         # asyncio.Runner would raise this only after making a loop.
         raise RuntimeError("ringloop.run() cannot be called from a running event loop")

@@ -60,7 +60,7 @@ class Metrics(NamedTuple):
 
 
 def describe(subject: object) -> str:
-    """Describes what was run: a callback, one of asyncio's handles, or a transport. The result is valid UTF-8."""
+    """Describe what was run: a callback, one of asyncio's handles, or a transport. The result is valid UTF-8."""
     return _describe(subject).encode("utf-8", "backslashreplace").decode()
 
 
@@ -96,7 +96,7 @@ _TASKS = (asyncio.Task, asyncio.tasks._PyTask)  # type: ignore[attr-defined]
 
 
 def _describe_code(function: object, code: object) -> str:
-    """Name and place of a function or a coroutine, as asyncio's handles give theirs."""
+    """Return name and place of a function or a coroutine, as asyncio's handles give theirs."""
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
     place = f" at {code.co_filename}:{code.co_firstlineno}" if isinstance(code, CodeType) else ""
     return f"{name}(){place}"

@@ -16,7 +16,7 @@ _IPV4, _IPV6 = socket.AF_INET, socket.AF_INET6
 
 
 def _is_plain(port: object, family: object, type: object, proto: object, flags: object) -> bool:
-    """Whether this is the usual request: a port and one kind of socket."""
+    """Return whether this is the usual request: a port and one kind of socket."""
     integers = (
         builtins.type(port) is int
         and isinstance(family, int)
@@ -28,7 +28,7 @@ def _is_plain(port: object, family: object, type: object, proto: object, flags: 
 
 
 def find_literal(host: Any, port: Any, family: Any, type: Any, proto: Any, flags: Any) -> list[Any] | None:
-    """Returns what `socket.getaddrinfo` returns for a numeric IPv4 or IPv6 address, or None for any other host.
+    """Return what `socket.getaddrinfo` returns for a numeric IPv4 or IPv6 address, or None for any other host.
 
     None of it can block. The usual request is answered here: the C library takes over a microsecond to parse it, to find
     the protocol's name, and to format the address. Others go to `socket.getaddrinfo`. A function in the place of that may

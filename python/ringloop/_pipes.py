@@ -33,7 +33,7 @@ class ReadPipeTransport(_events._UnixReadPipeTransport):  # type: ignore[misc]
             adopt(protocol)
 
     def _end(self: Any) -> None:
-        """Ends the transport because the other end was closed, as the second half of asyncio's `_read_ready`."""
+        """End the transport because the other end was closed, as the second half of asyncio's `_read_ready`."""
         if self._loop.get_debug():
             logger.info("%r was closed by peer", self)
         self._closing = True
@@ -71,7 +71,7 @@ _CHILD_PROTOCOL: Any = subprocess.SubprocessStreamProtocol
 
 
 def adopt_child(protocol: Any) -> None:
-    """Gives the readers of a child's streams their native class, if the protocol is asyncio's own."""
+    """Give the readers of a child's streams their native class, if the protocol is asyncio's own."""
     if type(protocol) is not _CHILD_PROTOCOL or protocol._loop.get_debug():
         return
     for reader in (protocol.stdout, protocol.stderr):

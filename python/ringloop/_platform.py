@@ -15,7 +15,7 @@ _ADVICE = "Use asyncio's own event loop here."
 
 
 def require() -> None:
-    """Raises ImportError where ringloop cannot run, whatever is installed."""
+    """Raise ImportError where ringloop cannot run, whatever is installed."""
     version = "{}.{}".format(*sys.version_info)
     if not sys.platform.startswith("linux"):
         raise ImportError(f"ringloop needs Linux (io_uring or epoll); this is {sys.platform}. {_ADVICE}")
@@ -29,7 +29,7 @@ def require() -> None:
 
 
 def does_not_know(problem: object) -> str:
-    """Returns the message that the running asyncio lacks something, or expects something else."""
+    """Return the message that the running asyncio lacks something, or expects something else."""
     from ._core import __version__
 
     python = "{}.{}.{}".format(*sys.version_info)
@@ -37,12 +37,12 @@ def does_not_know(problem: object) -> str:
 
 
 def unknown_asyncio(problem: object) -> ImportError:
-    """The error for an asyncio on which ringloop's loop can't work."""
+    """Return the error for an asyncio on which ringloop's loop can't work."""
     return ImportError(f"{does_not_know(problem)} {_ADVICE}")
 
 
 def explain(error: ImportError) -> ImportError:
-    """Returns an error that says in one line why the extension module `ringloop._core` can't be imported."""
+    """Return an error that says in one line why the extension module `ringloop._core` can't be imported."""
     if "subinterpreter" in str(error):
         return ImportError("ringloop does not support subinterpreters; use asyncio's own event loop here")
     if not (error.path or (isinstance(error, ModuleNotFoundError) and error.name == "ringloop._core")):

@@ -27,13 +27,13 @@ if _Base is not None:
         """The default policy of the running Python's asyncio, including its child watchers, with ringloop's event loops."""
 
         def new_event_loop(self) -> EventLoop:
-            """Makes an event loop."""
+            """Make an event loop."""
             return EventLoop()
 
     EventLoopPolicy.__module__ = "ringloop"
 
     def install() -> None:
-        """Makes asyncio use ringloop's event loops, for example in `asyncio.run`.
+        """Make asyncio use ringloop's event loops, for example in `asyncio.run`.
 
         On Python 3.14 and later it warns, as asyncio does when a policy is set.
         """
@@ -51,7 +51,7 @@ def _warn(name: str, stacklevel: int) -> None:
 
 
 def find(name: str) -> Any:
-    """Returns `ringloop.EventLoopPolicy` or `ringloop.install`; raises AttributeError on Pythons without policies."""
+    """Return `ringloop.EventLoopPolicy` or `ringloop.install`; raise AttributeError on Pythons without policies."""
     if name not in ("EventLoopPolicy", "install"):
         raise AttributeError(f"module 'ringloop' has no attribute {name!r}")
     if _Base is None:

@@ -52,7 +52,7 @@ _DRAIN = getattr(streams.StreamWriter.drain, "__code__", None)
 
 
 def _adopt_writer(writer: Any, reader: Any) -> None:
-    """Gives a writer its native class, unless it belongs to the user or to debug mode."""
+    """Give a writer its native class, unless it belongs to the user or to debug mode."""
     if type(writer) is _Writer and writer._reader is reader and not writer._loop.get_debug():
         writer.__class__ = StreamWriter
         # Nothing in asyncio uses this one; it is done from the beginning. A future takes 200 bytes.
@@ -204,7 +204,7 @@ class ServerProtocol(_core.Slotted, streams.StreamReaderProtocol):
 
 
 def _code_in(function: Any, name: str) -> CodeType | None:
-    """The code of a function that is defined in another one."""
+    """Return the code of a function that is defined in another one."""
     constants = getattr(getattr(function, "__code__", None), "co_consts", ())
     return next((it for it in constants if isinstance(it, CodeType) and it.co_name == name), None)
 
@@ -258,7 +258,7 @@ def _make(factory: Callable[[], Any], callback: Any, limit: Any, loop: Any) -> A
 
 
 def adopt(protocol: Any) -> None:
-    """Gives the reader of a protocol its native class; the protocol is exactly asyncio's `StreamReaderProtocol`, or of our class."""
+    """Give the reader of a protocol its native class; the protocol is exactly asyncio's `StreamReaderProtocol`, or of our class."""
     reader: Any = protocol._stream_reader
     if type(reader) is not _Reader or reader._loop.get_debug():
         return

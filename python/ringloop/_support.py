@@ -53,7 +53,7 @@ _SELECTOR_TRANSPORT = selector_events._SelectorSocketTransport  # type: ignore[a
 
 
 def handle_repr(handle: _Handle) -> str:
-    """The representation of a handle, as `asyncio.Handle.__repr__` makes it."""
+    """Return the representation of a handle, as `asyncio.Handle.__repr__` makes it."""
     info = [handle.__class__.__name__]
     if handle._cancelled:
         info.append("cancelled")
@@ -81,7 +81,7 @@ _set_context: Any = BaseException.__dict__["__context__"].__set__
 
 
 def call_handling(exception: BaseException, function: Callable[..., object], arguments: tuple[Any, ...]) -> None:
-    """Calls a function as if from the `except` block that caught the exception, so that `sys.exc_info()` has it."""
+    """Call a function as if from the `except` block that caught the exception, so that `sys.exc_info()` has it."""
     context, traceback = exception.__context__, exception.__traceback__
     try:
         raise exception
@@ -93,7 +93,7 @@ def call_handling(exception: BaseException, function: Callable[..., object], arg
 
 
 def report_callback_error(handle: _Handle, exception: BaseException) -> None:
-    """Tells the loop's exception handler about a callback that raised, as `asyncio.Handle._run` does."""
+    """Tell the loop's exception handler about a callback that raised, as `asyncio.Handle._run` does."""
     source = _callback_source(handle, handle._callback)
     context: dict[str, Any] = {
         "message": f"Exception in callback {source}",
@@ -109,7 +109,7 @@ _COMPARISONS = (operator.lt, operator.le, operator.eq, operator.ne, operator.gt,
 
 
 def timer_handle_compare(left: Any, right: Any, operation: int) -> Any:
-    """Compares two timer handles by time, in the order of C's Py_LT to Py_GE."""
+    """Compare two timer handles by time, in the order of C's Py_LT to Py_GE."""
     if not isinstance(right, _TimerHandle):
         return NotImplemented
     compare = _COMPARISONS[operation]
@@ -131,7 +131,7 @@ def timer_handle_compare(left: Any, right: Any, operation: int) -> Any:
 
 
 def end_empty_waiter(waiter: asyncio.Future[None]) -> None:
-    """Tells who waits for an empty write buffer that the connection is over."""
+    """Tell who waits for an empty write buffer that the connection is over."""
     if not waiter.done():
         waiter.set_exception(ConnectionError("Connection is closed by peer"))
 
@@ -143,7 +143,7 @@ set_nodelay = base_events._set_nodelay  # type: ignore[attr-defined]
 def make_handle(
     loop: _Loop, callback: Callable[..., object], arguments: tuple[Any, ...], context: Context | None
 ) -> asyncio.Handle:
-    """Returns asyncio's own handle for a descriptor's callback, in debug mode."""
+    """Return asyncio's own handle for a descriptor's callback, in debug mode."""
     handle = _Handle(callback, arguments, loop, context)
     del handle._source_traceback[-1]
     return handle
@@ -156,7 +156,7 @@ def call_soon_debug(
     context: Context | None,
     when: None,
 ) -> asyncio.Handle:
-    """`call_soon` in debug mode: asyncio's checks, and its handle with the traceback of its creation."""
+    """Schedule a callback in debug mode, as `call_soon`: asyncio's checks, and its handle with the traceback of its creation."""
     loop._check_thread()
     loop._check_callback(callback, "call_soon")
     handle = _Handle(callback, arguments, loop, context)
@@ -172,7 +172,7 @@ def call_soon_threadsafe_debug(
     context: Context | None,
     when: None,
 ) -> asyncio.Handle:
-    """`call_soon_threadsafe` in debug mode."""
+    """Schedule a callback in debug mode, as `call_soon_threadsafe`."""
     loop._check_callback(callback, "call_soon_threadsafe")
     handle = _ThreadSafeHandle(callback, arguments, loop, context)
     # The frame of this function, and that of the class's own __init__ if it has one.
@@ -189,7 +189,7 @@ def call_at_debug(
     context: Context | None,
     when: float,
 ) -> asyncio.TimerHandle:
-    """`call_at` in debug mode."""
+    """Schedule a callback in debug mode, as `call_at`."""
     loop._check_thread()
     loop._check_callback(callback, "call_at")
     handle = _TimerHandle(when, callback, arguments, loop, context)
@@ -200,7 +200,7 @@ def call_at_debug(
 
 
 def run_timed(loop: _Loop, handle: asyncio.Handle) -> None:
-    """Runs a handle in debug mode, and logs it if it blocked the loop for `slow_callback_duration`."""
+    """Run a handle in debug mode, and log it if it blocked the loop for `slow_callback_duration`."""
     loop._current_handle = handle
     begin = time.monotonic()
     try:
@@ -220,7 +220,7 @@ def _log_slow(what: object, duration: float) -> None:
 
 
 def log_slow_transport(loop: _Loop, transport: object, duration: float) -> None:
-    """Logs a transport whose protocol blocked the loop, in debug mode."""
+    """Log a transport whose protocol blocked the loop, in debug mode."""
     if duration >= loop.slow_callback_duration:
         _log_slow(transport, duration)
 
@@ -232,7 +232,7 @@ def report_transport_error(
     context: Context | None,
     exception: BaseException,
 ) -> None:
-    """Reports the exception of a transport's step, which in asyncio is a callback of this name, to the loop's exception handler."""
+    """Report the exception of a transport's step, which in asyncio is a callback of this name, to the loop's exception handler."""
 
     def method(name: str) -> Callable[..., object]:
         # From Python 3.12 on, each instance has the sending method; its class has it under this name.
@@ -249,19 +249,19 @@ def report_transport_error(
 
 
 def refuse_datagram(transport: _core.DatagramTransport, data: object, address: object) -> None:
-    """Does what asyncio does with a datagram that can't be sent: of the wrong type, not to the peer, or too late."""
+    """Do what asyncio does with a datagram that can't be sent: of the wrong type, not to the peer, or too late."""
     _DATAGRAM_TRANSPORT.sendto(transport, data, address)
 
 
 def water_marks(high: Any, low: Any) -> tuple[int, int]:
-    """The (high, low) marks in bytes that asyncio computes from arguments of `set_write_buffer_limits`; raises its errors."""
+    """Return the (high, low) marks in bytes that asyncio computes from arguments of `set_write_buffer_limits`; raise its errors."""
     marks: Any = types.SimpleNamespace()
     _FLOW_CONTROL._set_write_buffer_limits(marks, high, low)
     return int(min(marks._high_water, sys.maxsize)), int(min(marks._low_water, sys.maxsize))
 
 
 def write_type_error(data: object) -> TypeError:
-    """The error of the running Python's asyncio for data that a transport can't send."""
+    """Return the error of the running Python's asyncio for data that a transport can't send."""
     try:
         _SELECTOR_TRANSPORT.write(None, data)
     except TypeError as error:

@@ -124,7 +124,7 @@ class SSLProtocol(_core.SSLProtocol, _AsyncioSSLProtocol):  # type: ignore[misc]
 
 
 def _with_our_protocol(method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Coroutine[Any, Any, Any]]:
-    """Returns a copy of asyncio's method that uses our `SSLProtocol`."""
+    """Return a copy of asyncio's method that uses our `SSLProtocol`."""
     assert isinstance(method, FunctionType)
     names = {**method.__globals__, "sslproto": SimpleNamespace(SSLProtocol=SSLProtocol)}
     function = FunctionType(method.__code__, names, method.__name__, method.__defaults__, method.__closure__)

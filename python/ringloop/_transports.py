@@ -35,7 +35,7 @@ _Asyncio: Any = selector_events._SelectorSocketTransport  # type: ignore[attr-de
 
 
 def named_as(original: FunctionType) -> Callable[[Any], Any]:
-    """Gives a copy of a function the name of asyncio's function, which then shows in handles and error reports."""
+    """Give a copy of a function the name of asyncio's function, which then shows in handles and error reports."""
 
     def rename(function: FunctionType) -> FunctionType:
         copy = FunctionType(function.__code__, function.__globals__, function.__name__)
@@ -89,7 +89,7 @@ class SocketTransport(_core.SocketTransport):
             self._leave_server()
 
     def _attach(self, server: Any) -> None:
-        """Counts this transport as one of the server's, until it is closed."""
+        """Count this transport as one of the server's, until it is closed."""
         server._attach(*([self] if _SERVER_TAKES_TRANSPORT else []))
         self._server = server
 
@@ -124,9 +124,9 @@ class SocketTransport(_core.SocketTransport):
 
 
 async def send_file(loop: _Loop, transport: SocketTransport, file: Any, offset: int, count: int | None) -> int:
-    """Sends a file with sendfile(2) after all earlier writes; see `asyncio.loop.sendfile`.
+    """Send a file with sendfile(2) after all earlier writes; see `asyncio.loop.sendfile`.
 
-    Raises SendfileNotAvailableError, with asyncio's message, if this file can't be sent so. Nothing was sent then.
+    Raise SendfileNotAvailableError, with asyncio's message, if this file can't be sent so. Nothing was sent then.
     """
     resume_reading = transport.is_reading()
     transport.pause_reading()
@@ -167,7 +167,7 @@ async def _send_file_now(loop: _Loop, transport: SocketTransport, file: Any, off
 async def send_file_over_socket(
     loop: _Loop, sock: socket.socket, file: Any, offset: int, count: int | None
 ) -> int | None:
-    """Sends a file with sendfile(2), as asyncio's `_sock_sendfile_native`. Returns None if asyncio has to do it."""
+    """Send a file with sendfile(2), as asyncio's `_sock_sendfile_native`. Return None if asyncio has to do it."""
     if getattr(vars(unix_events)["os"], "sendfile", None) is not _SENDFILE:  # replaced, or taken away
         return None
     if (source := _file_to_send(file, count)) is None:
@@ -192,7 +192,7 @@ async def send_file_over_socket(
 
 
 def _file_to_send(file: Any, count: int | None) -> tuple[int, int | None] | None:
-    """Returns the descriptor of a file, and how many bytes to send; None if there are none. Raises SendfileNotAvailableError."""
+    """Return the descriptor of a file, and how many bytes to send; None if there are none. Raise SendfileNotAvailableError."""
     try:
         number = file.fileno()
     except (AttributeError, io.UnsupportedOperation):
@@ -209,7 +209,7 @@ def _file_to_send(file: Any, count: int | None) -> tuple[int, int | None] | None
 
 
 def _set_position(loop: _Loop, number: int, offset: int, sent: int) -> None:
-    """Sets a file's position to the end of what was sent of it, as the running Python's asyncio does."""
+    """Set a file's position to the end of what was sent of it, as the running Python's asyncio does."""
     arguments = [number, offset + sent, sent]
     del arguments[_POSITION_ARGUMENTS:]
     loop._sock_sendfile_update_filepos(*arguments)

@@ -55,7 +55,7 @@ def certificate(tmp_path_factory):
 
 @contextlib.contextmanager
 def service_folder(user):
-    """A temporary folder that belongs to `user`, with a path short enough for Unix sockets."""
+    """Yield a temporary folder that belongs to `user`, with a path short enough for Unix sockets."""
     folder = pathlib.Path(tempfile.mkdtemp(prefix="ringloop-"))
     try:
         if user is not None:
@@ -67,7 +67,7 @@ def service_folder(user):
 
 
 def unprivileged_user():
-    """The account that servers which refuse root run under; None where the tests do not run as root."""
+    """Return the account that servers which refuse root run under; None where the tests do not run as root."""
     if os.getuid() != 0:
         return None
     for name in ("postgres", "nobody"):
@@ -77,7 +77,7 @@ def unprivileged_user():
 
 
 def run_as(user):
-    """The options of `subprocess` that make a child run under this account alone."""
+    """Return the options of `subprocess` that make a child run under this account alone."""
     if user is None:
         return {}
     return {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []}
@@ -94,7 +94,7 @@ class Service:
 
 @pytest.fixture(scope="session")
 def postgres(certificate):
-    """A private PostgreSQL: user and database "ringloop", no password, its Unix socket in the service's folder."""
+    """Yield a private PostgreSQL: user and database "ringloop", no password, its Unix socket in the service's folder."""
     folders = sorted(map(str, pathlib.Path("/usr/lib/postgresql").glob("*/bin")), reverse=True)
     server = processes.debian_program("postgres", "postgresql", *folders).resolve()
     user = unprivileged_user()
@@ -137,7 +137,7 @@ def postgres(certificate):
 
 @pytest.fixture(scope="session")
 def redis_server(certificate):
-    """A private Redis, with its Unix socket "redis.sock" in the service's folder."""
+    """Yield a private Redis, with its Unix socket "redis.sock" in the service's folder."""
     server = processes.debian_program("redis-server", "redis-server")
     with service_folder(None) as folder:
         service = Service(support.free_port(), support.free_port(), folder)

@@ -25,7 +25,7 @@ def wait_until(condition, process, log):
 
 
 def accepts(address, family=socket.AF_INET):
-    """Whether somebody listens there."""
+    """Return whether somebody listens there."""
     with socket.socket(family, socket.SOCK_STREAM) as sock:
         return sock.connect_ex(address) == 0
 
@@ -43,7 +43,7 @@ def stop(process, signal_number=signal.SIGTERM):
 
 
 def scripts_on_path(environment):
-    """The environment with the scripts of this interpreter's packages first on PATH, as in an activated one."""
+    """Return the environment with the scripts of this interpreter's packages first on PATH, as in an activated one."""
     path = os.pathsep.join([os.path.dirname(sys.executable), environment.get("PATH", os.defpath)])
     return {**environment, "PATH": path}
 
@@ -80,7 +80,7 @@ class ServerProcess:
 
 @contextlib.contextmanager
 def running(command, log, **options):
-    """A `ServerProcess` for the length of the context."""
+    """Yield a `ServerProcess` for the length of the context."""
     program = ServerProcess(command, log, **options)
     try:
         yield program
@@ -89,7 +89,7 @@ def running(command, log, **options):
 
 
 def debian_program(name, package, *folders):
-    """The path of a server's program, or a skip that says how to get it."""
+    """Return the path of a server's program, or skip with how to get it."""
     for folder in (*folders, *os.get_exec_path(), "/usr/sbin"):
         candidate = pathlib.Path(folder, name)
         if os.access(candidate, os.X_OK):

@@ -12,7 +12,7 @@ PIECE = bytes(range(256)) * 64
 
 
 async def about(request):
-    """Which loop runs this, and which connection it came over."""
+    """Say which loop runs this, and which connection it came over."""
     loop = asyncio.get_running_loop()
     backend = getattr(loop, "backend", "asyncio")
     return JSONResponse({"backend": backend, "type": type(loop).__name__, "client": list(request.client)})
@@ -23,7 +23,7 @@ async def number(request):
 
 
 async def digest(request):
-    """The SHA-256 of the body, read piece by piece."""
+    """Return the SHA-256 of the body, read piece by piece."""
     digest, size = hashlib.sha256(), 0
     async for piece in request.stream():
         digest.update(piece)
@@ -32,7 +32,7 @@ async def digest(request):
 
 
 async def stream(request):
-    """As many pieces as the client asks for."""
+    """Send as many pieces as the client asks for."""
 
     async def pieces():
         for _ in range(int(request.query_params["pieces"])):

@@ -18,7 +18,7 @@ PIECE = bytes(range(256)) * 64
 
 @pytest.fixture(params=["http", "tls"])
 def contexts(request, certificate):
-    """The SSL contexts of the server and of its clients; None twice for plain HTTP."""
+    """Return the SSL contexts of the server and of its clients; None twice for plain HTTP."""
     if request.param == "http":
         return None, None
     return certificate.server_context(), certificate.client_context()

@@ -20,7 +20,7 @@ asyncpg = pytest.importorskip("asyncpg", reason="make test-applications installs
 
 @pytest.fixture(params=["tcp", "tls", "unix"])
 def dsn(request, postgres, certificate):
-    """The arguments of `asyncpg.connect` for one way to the server."""
+    """Return the arguments of `asyncpg.connect` for one way to the server."""
     options = {"user": "ringloop", "database": "postgres", "port": postgres.port, "timeout": support.PATIENCE_S}
     if request.param == "unix":
         return {**options, "host": str(postgres.folder)}
@@ -167,7 +167,7 @@ redis = pytest.importorskip("redis.asyncio", reason="make test-applications inst
 
 @pytest.fixture(params=["tcp", "tls", "unix"])
 def client(request, redis_server, certificate):
-    """Makes a client for one way to the server."""
+    """Return a function that makes a client for one way to the server."""
 
     def make(**options):
         if request.param == "unix":

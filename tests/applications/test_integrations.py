@@ -25,7 +25,7 @@ pytestmark = pytest.mark.ringloop_only
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder with the page's application in it."""
+    """Return a folder with the page's application in it."""
     (tmp_path / "hello.py").write_text(SNIPPETS["hello.py"])
     return tmp_path
 

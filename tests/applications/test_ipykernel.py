@@ -79,7 +79,7 @@ class Kernel:
 
 @pytest.fixture
 def kernel(arm, loop, tmp_path, monkeypatch):
-    """A context with a running kernel. It listens on Unix sockets: ports might be others' by the time they are used."""
+    """Return a context with a running kernel. It listens on Unix sockets: ports might be others' by the time they are used."""
 
     @contextlib.asynccontextmanager
     async def start():

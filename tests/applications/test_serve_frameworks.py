@@ -28,7 +28,7 @@ class Served:
 
     @contextlib.contextmanager
     def response(self, path, method="GET", body=None, headers=None):
-        """The response to a request on a connection of its own, its body unread."""
+        """Yield the response to a request on a connection of its own, its body unread."""
         connection = http.client.HTTPConnection(support.HOST, self.port, timeout=support.PATIENCE_S)
         with contextlib.closing(connection):
             connection.request(method, path, body, headers or {})
@@ -36,12 +36,12 @@ class Served:
                 yield response
 
     def ask(self, path, method="GET", body=None, headers=None):
-        """The status and the body that a request gets."""
+        """Return the status and the body that a request gets."""
         with self.response(path, method, body, headers) as response:
             return response.status, response.read()
 
     def ask_json(self, path, method="GET", value=None):
-        """The same with JSON both ways."""
+        """Do the same with JSON both ways."""
         body = None if value is None else json.dumps(value)
         status, answer = self.ask(path, method, body, {"content-type": "application/json"})
         return status, json.loads(answer)
@@ -60,7 +60,7 @@ class Served:
 
 @contextlib.contextmanager
 def serving(arm, folder, source, *options):
-    """Serves `app` of this source."""
+    """Serve `app` of this source."""
     (folder / "served.py").write_text(textwrap.dedent(source))
     port = support.free_port()
     server = ["ringloop", "serve"] if arm != "asyncio" else ["uvicorn", "--loop", "asyncio"]

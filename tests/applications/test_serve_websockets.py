@@ -24,7 +24,7 @@ pytestmark = pytest.mark.ringloop_only
 
 @contextlib.asynccontextmanager
 async def serving(app, path="/echo", *, context=None, **settings):
-    """Serves an application; yields a function that connects to a path."""
+    """Serve an application; yield a function that connects to a path."""
     if context is not None:
         settings["ssl_context_factory"] = lambda *_: context[0]
     server = Server(Config(app, port=0, log_config=None, install_signal_handlers=False, **settings))

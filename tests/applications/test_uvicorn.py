@@ -52,7 +52,7 @@ class Server(processes.ServerProcess):
         self.wait_for_output("Uvicorn running")
 
     def connection(self):
-        """A client's connection."""
+        """Return a client's connection."""
         options = {"timeout": support.PATIENCE_S}
         if self.context is not None:
             return http.client.HTTPSConnection("localhost", self.port, context=self.context, **options)
@@ -64,7 +64,7 @@ class Server(processes.ServerProcess):
         return connect(f"{scheme}://localhost:{self.port}/echo", max_size=None, **options)
 
     def get(self, path):
-        """One request on a connection of its own: the status and the body."""
+        """Make one request on a connection of its own; return the status and the body."""
         connection = self.connection()
         try:
             connection.request("GET", path)
@@ -76,7 +76,7 @@ class Server(processes.ServerProcess):
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory):
-    """Starts a server for each arm and kind when it is first asked for; ends them all and looks at their last words."""
+    """Start a server for each arm and kind when it is first asked for; end them all and look at their last words."""
     started = {}
     ending = contextlib.ExitStack()
 
@@ -104,7 +104,7 @@ FAILURE_ON_PURPOSE = ("Exception in ASGI application\nTraceback", "")
 
 @pytest.fixture(params=["http", "tls"])
 def server(request, arm, servers, certificate):
-    """A running server of the arm under test, with httptools, or with h11 over TLS."""
+    """Return a running server of the arm under test, with httptools, or with h11 over TLS."""
     return servers(arm, request.param, certificate)
 
 
@@ -192,7 +192,7 @@ NOT_YET = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 def parsed(answer):
-    """The bytes of an answer as http.client understands them."""
+    """Return the bytes of an answer as http.client understands them."""
     response = http.client.HTTPResponse(types.SimpleNamespace(makefile=lambda mode: io.BytesIO(answer)), method="POST")
     response.begin()
     return response

@@ -16,7 +16,7 @@ BULK = bytes(range(256)) * 4096
 
 @pytest.fixture(params=["ws", "wss"])
 def contexts(request, certificate):
-    """The SSL contexts of the server and of its clients; None twice without TLS."""
+    """Return the SSL contexts of the server and of its clients; None twice without TLS."""
     if request.param == "ws":
         return None, None
     return certificate.server_context(), certificate.client_context()

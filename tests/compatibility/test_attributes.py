@@ -24,7 +24,7 @@ INNER_METHODS = ["_fatal_error", "_force_close", "_call_connection_lost"]
 
 @pytest.fixture(params=["stream", "datagram"])
 def transport(request, loop):
-    """A transport of either kind; its protocol is a recorder."""
+    """Yield a transport of either kind; its protocol is a recorder."""
 
     async def main():
         if request.param == "stream":
@@ -264,7 +264,7 @@ def test_what_the_loop_calls_of_a_stream(loop_factory, scene, kind):
 
 
 def below(transport):
-    """The transport under a TLS transport."""
+    """Return the transport under a TLS transport."""
     return transport._ssl_protocol._transport
 
 

@@ -54,7 +54,7 @@ def test_the_state_of_a_new_loop(loop):
 
 
 def awkward_calls(loop):
-    """Calls by name, with too little, with too much, with the wrong thing, on an open loop and on a closed one."""
+    """Call by name, with too little, with too much, with the wrong thing, on an open loop and on a closed one."""
     yield lambda: loop.call_soon(callback=print).cancel()
     yield lambda: loop.call_later(delay=1, callback=print).cancel()
     yield lambda: loop.call_at(when=1, callback=print).cancel()

@@ -125,7 +125,7 @@ async def connect(kind, loop, factory, server, path):
 
 
 async def converse(kind, loop, journal, path):
-    """One connection of this kind from its beginning to its end; what both sides witnessed goes to the journal."""
+    """Run one connection of this kind from its beginning to its end; what both sides witnessed goes to the journal."""
     on_server, on_client, served = [], [], []
     LAST.set("main")
     STEP.set("server")

@@ -31,7 +31,7 @@ ODD_VALUES = 24
 
 
 def odd_values():
-    """Things that most methods do not expect. Made anew for each call, since calls may use them up."""
+    """Return things that most methods do not expect. They are made anew for each call, since calls may use them up."""
     closed = socket.socket()
     closed.close()
     used_up = (number for number in ())
@@ -62,7 +62,7 @@ CASES_MAX = 60
 
 
 def combinations(method, count):
-    """The indices of `odd_values` to call the method with: all, or a fixed choice where there are many."""
+    """Return the indices of `odd_values` to call the method with: all, or a fixed choice where there are many."""
     everything = list(itertools.product(range(ODD_VALUES), repeat=count))
     return random.Random(f"{method}{count}").sample(everything, min(len(everything), CASES_MAX))
 
@@ -103,7 +103,7 @@ def call_wrongly(method, keys, is_closed, loop, journal):
 
 @pytest.fixture
 def offline(monkeypatch):
-    """Names are refused without asking a server for them."""
+    """Let names be refused without asking a server for them."""
     resolve = socket.getaddrinfo
 
     def refuse_names(host, port, family=0, type=0, proto=0, flags=0):
@@ -298,7 +298,7 @@ COURSES = {
 
 
 async def settle():
-    """Long enough for what the kernel has to be seen, also where a busy loop looks seldom."""
+    """Wait long enough for what the kernel has to be seen, also where a busy loop looks seldom."""
     await support.turns(36)
 
 
@@ -587,7 +587,7 @@ FILLED = ["direct", "buffered", "closed", "ended", "lost"]
 
 
 async def attach_narrowly(loop, protocol):
-    """Like `support.attach`, over Unix sockets, which are full soon."""
+    """Attach as `support.attach` does, over Unix sockets, which are full soon."""
     ours, peer = socket.socketpair()
     peer.setblocking(False)
     transport, _ = await loop.connect_accepted_socket(lambda: protocol, ours)
@@ -650,7 +650,7 @@ async def count_of(receiving):
 
 
 def send_all_kinds(name, loop, journal):
-    """By `sock_sendall`, `sock_sendto`, datagram transports; and received into by `sock_recv_into` and its like."""
+    """Send by `sock_sendall`, `sock_sendto`, datagram transports; and receive by `sock_recv_into` and its like."""
 
     async def exchange_bytes():
         ours, theirs = support.tcp_pair()

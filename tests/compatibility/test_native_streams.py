@@ -249,7 +249,7 @@ def test_random_programs(loop, program, limit):
 
 @contextlib.asynccontextmanager
 async def connected(callback=None, **options):
-    """A server's streams and a client's, of one connection: (reader, writer), (reader, writer)."""
+    """Yield a server's streams and a client's, of one connection: (reader, writer), (reader, writer)."""
     accepted = asyncio.get_running_loop().create_future()
     done = asyncio.Event()
 

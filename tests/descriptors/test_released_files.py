@@ -23,7 +23,7 @@ def listening(loop, sock):
 
 
 def heard_by(sock):
-    """Whether the peer has heard of the end by the time that close() has returned: no turn of the loop is needed."""
+    """Return whether the peer has heard of the end by the time that close() has returned: no turn of the loop is needed."""
     return received(sock) == b""
 
 

@@ -176,7 +176,7 @@ def test_a_handler_runs_in_the_context_of_the_failed_task(loop):
 
 
 def failing(base, name, error):
-    """An instance of the recorder `base` whose callback `name` raises after it wrote itself down."""
+    """Return an instance of the recorder `base` whose callback `name` raises after it wrote itself down."""
 
     def method(self, *arguments):
         if name in ("get_buffer",):

@@ -40,7 +40,7 @@ def raised_again():
 
 
 def chain(error):
-    """The exception and what it was raised in the handling of, from the last to the first."""
+    """Return the exception and what it was raised in the handling of, from the last to the first."""
     errors = []
     while error is not None:
         errors.append(error)
@@ -397,7 +397,7 @@ def test_datagram_protocols(loop_factory, failing, first, handler):
 
 
 def send_what_is_refused(install, fails, first, loop, journal):
-    """One datagram is too large, which `sendto` finds; one goes to a port where nobody listens, which reading finds."""
+    """Send one datagram that is too large, which `sendto` finds, and one to a port where nobody listens, which reading finds."""
 
     async def main():
         VARIABLE.set("main")
@@ -431,7 +431,7 @@ def test_errors_of_datagrams(loop_factory, fails, first, handler):
 
 
 def fill_and_empty(install, failing, loop, journal):
-    """A Unix socket that is full: the callbacks of flow control, an error while the rest is sent, and the end of that."""
+    """Fill a Unix socket and empty it: the callbacks of flow control, an error while the rest is sent, and the end of that."""
 
     async def main():
         VARIABLE.set("main")

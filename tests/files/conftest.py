@@ -26,7 +26,7 @@ def run(loop):
 
 @pytest.fixture
 def fifo(tmp_path):
-    """A FIFO, and its two ends as descriptors."""
+    """Yield a FIFO, and its two ends as descriptors."""
     path = tmp_path / "fifo"
     os.mkfifo(path)
     end = os.open(path, os.O_RDWR | os.O_NONBLOCK)

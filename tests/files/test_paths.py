@@ -23,7 +23,7 @@ LONG = "x" * 300
 
 @pytest.fixture
 def no_threads(loop, monkeypatch):
-    """On io_uring, fail where something is done in a thread of the executor."""
+    """Fail on io_uring where something is done in a thread of the executor."""
 
     def refuse(*args):
         raise AssertionError(f"in a thread: {args}")
@@ -34,7 +34,7 @@ def no_threads(loop, monkeypatch):
 
 @pytest.fixture
 def tree(tmp_path):
-    """A folder with one file of each kind."""
+    """Return a folder with one file of each kind."""
     (tmp_path / "file").write_bytes(b"content" * 1000)
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "inner").touch()

@@ -16,7 +16,7 @@ RECORD = 4096
 
 @pytest.fixture
 def records(tmp_path):
-    """A file of 20 records, each of which is different."""
+    """Return a file of 20 records, each of which is different."""
     path = tmp_path / "records"
     path.write_bytes(b"".join(b"%04d" % number * (RECORD // 4) for number in range(20)))
     return path

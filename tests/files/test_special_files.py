@@ -425,7 +425,7 @@ def test_no_byte_is_copied_again_for_each_piece_that_follows(run, call, ahead):
 
 
 async def cancel_when_all_is_read(file, near, call):
-    """Runs a call that waits for more than the pipe has, and cancels it."""
+    """Run a call that waits for more than the pipe has, and cancel it."""
     reading = asyncio.create_task(call)
     while select.select([near], [], [], 0)[0]:
         await asyncio.sleep(0)

@@ -22,7 +22,7 @@ async def answer(send, body=b"", status=200, headers=()):
 
 
 async def app(scope, receive, send):
-    """Answers with what it was asked, by path."""
+    """Answer with what it was asked, by path."""
     if scope["type"] == "lifespan":
         await lifespan(scope, receive, send)
         return
@@ -88,7 +88,7 @@ async def lifespan(scope, receive, send):
 
 
 async def slow_to_start(scope, receive, send):
-    """Its startup ends when a file is there."""
+    """Wait in the startup until a file is there."""
     if scope["type"] == "lifespan":
         await receive()
         say("starting")

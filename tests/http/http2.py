@@ -18,12 +18,12 @@ END_STREAM, END_HEADERS = 1, 4
 
 
 def frame(kind, flags=0, stream=0, payload=b""):
-    """A frame, right or wrong."""
+    """Return a frame, right or wrong."""
     return len(payload).to_bytes(3) + bytes((kind, flags)) + stream.to_bytes(4) + payload
 
 
 def get(stream, flags=END_STREAM | END_HEADERS, path=b"/"):
-    """A frame that asks for a path."""
+    """Return a frame that asks for a path."""
     return frame(HEADERS, flags, stream, b"\x82\x86\x41\x01a\x04" + bytes((len(path),)) + path)
 
 
@@ -31,7 +31,7 @@ class Server(serving.Server):
     """An application that is served with prior knowledge of HTTP/2, by ringloop or by hypercorn."""
 
     def make_control(self):
-        """hypercorn's protocol, in place of uvicorn's."""
+        """Make hypercorn's protocol, in place of uvicorn's."""
         pytest.importorskip("hypercorn", reason="make test-applications installs the control")
         from hypercorn.app_wrappers import ASGIWrapper
         from hypercorn.asyncio.tcp_server import TCPServer
@@ -62,7 +62,7 @@ class Server(serving.Server):
 
     @contextlib.asynccontextmanager
     async def http2(self, settings=(), **options):
-        """A client of HTTP/2."""
+        """Yield a client of HTTP/2."""
         reader, writer = await asyncio.open_connection(support.HOST, self.port, **options)
         client = Client(reader, writer, dict(settings))
         try:
@@ -117,7 +117,7 @@ class Client(serving.Client):
         self.write(self.h2.data_to_send())
 
     def ask(self, path="/", *fields, method="GET", body=None, ends=True):
-        """Begins a request, and returns its stream's number."""
+        """Begin a request, and return its stream's number."""
         stream = self.h2.get_next_available_stream_id()
         self.streams[stream] = Stream()
         pseudo = (":method", method), (":scheme", "http"), (":authority", "example.org"), (":path", path)
@@ -137,7 +137,7 @@ class Client(serving.Client):
         self.flush()
 
     async def until(self, condition):
-        """Reads until something is so, or the connection is over."""
+        """Read until something is so, or the connection is over."""
         while not condition() and not self.is_over:
             data = await self.reader.read(65536)
             if not data:
@@ -177,19 +177,19 @@ class Client(serving.Client):
                 self.h2.state_machine.state = h2.connection.ConnectionState.CLIENT_OPEN
 
     async def settled(self):
-        """Waits until the server has taken the settings."""
+        """Wait until the server has taken the settings."""
         await self.until(lambda: self.is_settled)
 
     async def response(self, stream):
-        """All that comes on a stream."""
+        """Return all that comes on a stream."""
         found = self.streams[stream]
         await self.until(lambda: found.is_over)
         return found
 
     async def get(self, path="/", *fields, **options):
-        """A request, and its response."""
+        """Make a request; return its response."""
         return await self.response(self.ask(path, *fields, **options))
 
     async def end(self):
-        """Reads to the end of the connection."""
+        """Read to the end of the connection."""
         await self.until(lambda: False)

@@ -87,7 +87,7 @@ class ServeProcess:
         return host.strip("[]"), int(port)
 
     def connect(self):
-        """A blocking socket that is connected to it, as soon as it listens."""
+        """Return a blocking socket that is connected to it, as soon as it listens."""
         address = self.address
         deadline = time.monotonic() + support.PATIENCE_S
         while True:
@@ -107,7 +107,7 @@ class ServeProcess:
                 time.sleep(0.01)
 
     def client(self, context=None, sock=None):
-        """An http.client.HTTPConnection; the caller closes it."""
+        """Return an http.client.HTTPConnection; the caller closes it."""
         sock = sock or self.connect()
         if context is not None:
             sock = context.wrap_socket(sock, server_hostname="localhost")
@@ -116,7 +116,7 @@ class ServeProcess:
         return connection
 
     def get_again(self, path="/"):
-        """Like `get`, but repeats a request whose connection is closed before anything comes.
+        """Get as `get` does, but repeat a request whose connection is closed before anything comes.
 
         A server that ends may close a connection before it has seen the first request on it.
         """
@@ -125,7 +125,7 @@ class ServeProcess:
                 return self.get(path)
 
     def get(self, path="/", headers=None, context=None):
-        """The status, the headers and the body that a request on a new connection gets."""
+        """Return the status, the headers and the body that a request on a new connection gets."""
         client = self.client(context)
         try:
             client.request("GET", path, headers=headers or {})
@@ -155,7 +155,7 @@ class ServeProcess:
 
 @contextlib.contextmanager
 def serving(arm, *arguments, **options):
-    """A `ServeProcess` for the length of the context, on a free port unless the arguments say another place."""
+    """Yield a `ServeProcess` for the length of the context, on a free port unless the arguments say another place."""
     if not {"--uds", "--fd", "--port"}.intersection(arguments) and not options.get("command"):
         arguments = (*arguments, "--port", "0")
     program = ServeProcess(arm, *arguments, **options)
@@ -176,14 +176,14 @@ def serving(arm, *arguments, **options):
 
 
 def fails(arm, *arguments, **options):
-    """The exit status and the output of a server that does not start."""
+    """Return the exit status and the output of a server that does not start."""
     with serving(arm, *arguments, **options) as program:
         status = program.wait()
         return status, program.output
 
 
 def begin(program, path):
-    """A connection whose request has begun to be answered with "begun"."""
+    """Return a connection whose request has begun to be answered with "begun"."""
     sock = program.connect()
     sock.sendall(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
     data = b""

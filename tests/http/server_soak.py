@@ -69,7 +69,7 @@ class Server:
 
     @contextlib.asynccontextmanager
     async def connect(self, kind=serving.Client, **options):
-        """A client, which is closed when the context ends."""
+        """Yield a client, which is closed when the context ends."""
         protocol = "h2" if kind is http2.Client else "http/1.1"
         reader, writer = await asyncio.open_connection(
             support.HOST, self.port, ssl=self.contexts.get(protocol), **options
@@ -92,7 +92,7 @@ class Server:
         return {**json.loads(body), "connections": int(float(connections[1]))}
 
     async def settle(self):
-        """Waits until the clients are forgotten; returns what the process holds then."""
+        """Wait until the clients are forgotten; return what the process holds then."""
         deadline = time.monotonic() + SETTLING_S
         while True:
             found = await self.resources()
@@ -109,7 +109,7 @@ def get(target, *fields):
 
 
 def expect(found, expected):
-    """Compares; what is long is not shown whole."""
+    """Compare; what is long is not shown whole."""
     if found != expected:
         raise Wrong(f"{found!r:.300} is not {expected!r:.300}")
 
@@ -248,7 +248,7 @@ FRAGMENTS = (
 
 
 async def aborting(server, rng):
-    """Dies in the middle, with or without a farewell, sometimes after it has read something."""
+    """Die in the middle, with or without a farewell, sometimes after it has read something."""
     async with server.connect() as client:
         client.write(rng.choice(FRAGMENTS))
         if rng.random() < 0.5:
@@ -270,7 +270,7 @@ async def aborting_http2(server, rng):
 
 
 async def aborting_handshake(server, rng):
-    """Sends some bytes that look like TLS's, or none, and dies."""
+    """Send some bytes that look like TLS's, or none, and die."""
     with socket.create_connection((support.HOST, server.port), PATIENCE_S) as sock:
         sock.sendall(bytes.fromhex("16030100c8010000c40303")[: rng.randrange(12)])
         if rng.random() < 0.5:
@@ -289,7 +289,7 @@ async def bad_request(server, rng):
 
 
 async def failing(server, rng):
-    """The application raises, before or within a response."""
+    """Ask for what makes the application raise, before or within a response."""
     server.failures += 2
     async with server.connect() as client:
         client.write(get("/fail?late=no"))
@@ -348,7 +348,7 @@ async def idle(server, rng):
 
 
 async def silent_websocket(server, rng):
-    """Answers no ping."""
+    """Answer no ping."""
     async with server.connect(websocket_client.WebSocketClient) as client:
         await client.shake_hands()
         while (frame := await client.frame())[0] == websocket_client.PING:
@@ -384,7 +384,7 @@ ONCE = (
 
 
 def leaking(what):
-    """A client that makes the server do what must be noticed."""
+    """Return a client that makes the server do what must be noticed."""
 
     async def leak(server, rng):
         async with server.connect() as client:
@@ -420,7 +420,7 @@ def unexpected(log, failures):
 
 
 async def perform(client, server, seed):
-    """Lets a client do what it does."""
+    """Let a client do what it does."""
     try:
         async with asyncio.timeout(PATIENCE_S):
             await client(server, random.Random(seed))
@@ -430,7 +430,7 @@ async def perform(client, server, seed):
 
 
 async def work(server, clients, rng, deadline):
-    """Lets each of the clients come once, and then any of them until the deadline."""
+    """Let each of the clients come once, and then any of them until the deadline."""
     for client in rng.sample(clients, len(clients)):
         await perform(client, server, rng.getrandbits(32))
     while time.monotonic() < deadline:
@@ -450,7 +450,7 @@ async def run_round(servers, many, once, rng, round_s):
 
 
 def report(servers, begun):
-    """One line for each server."""
+    """Print one line for each server."""
     minutes, seconds = divmod(int(time.monotonic() - begun), 60)
     print(f"round {len(servers[0].history)}, {minutes}:{seconds:02}", flush=True)
     for server in servers:
@@ -481,20 +481,20 @@ async def soak_servers(servers, many, once, rng, minutes, rounds_min, round_s):
 
 
 def leaves(group):
-    """The exceptions of a group of groups."""
+    """Yield the exceptions of a group of groups."""
     for error in group.exceptions:
         yield from leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
 
 
 def options():
-    """Of `ringloop serve`."""
+    """Return the options of `ringloop serve`."""
     deadlines = [f"--timeout-{of}={DEADLINE_S}" for of in ("head", "body", "write", "keep-alive")]
     pings = ["--ws-ping-interval=5", f"--ws-ping-timeout={DEADLINE_S}"]
     return [*deadlines, *pings, "--metrics=/metrics", f"--app-dir={pathlib.Path(__file__).parent}", "--lifespan=on"]
 
 
 def tls(folder):
-    """Options of the server, and the contexts of clients by their protocol."""
+    """Return options of the server, and the contexts of clients by their protocol."""
     authority = trustme.CA()
     certificate = authority.issue_cert(support.HOST)
     chain, key = folder / "chain.pem", folder / "key.pem"
@@ -509,7 +509,7 @@ def tls(folder):
 
 
 def soak(backends, *, minutes, seed, many=MANY, once=ONCE, kinds=("plain", "TLS"), rounds_min=1, round_s=ROUND_S):
-    """Raises what is wrong. A Ctrl-C ends it."""
+    """Raise what is wrong. A Ctrl-C ends it."""
     servers = []
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
@@ -544,7 +544,7 @@ def tail(log):
 
 
 def summarize(servers):
-    """From the warm-up to the end."""
+    """Print each server's figures, from the warm-up to the end."""
     for server in servers:
         first, last = server.history[:WARM_UP_ROUNDS][-1:], server.history[-1:]
         found = "".join(

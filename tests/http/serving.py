@@ -35,7 +35,7 @@ class Server:
         self.access = []
 
     def make_service(self):
-        """ringloop's service."""
+        """Make ringloop's service."""
         settings = dict(self.settings)
         if settings.pop("log_access", False):
             settings["access_log"] = lambda *arguments: self.access.append(arguments)
@@ -43,7 +43,7 @@ class Server:
         return self.service.protocol
 
     def make_control(self):
-        """uvicorn's protocol, with the same settings."""
+        """Make uvicorn's protocol, with the same settings."""
         # Others install some of these: `make bench` uvicorn and httptools.
         for name in ("httptools", "websockets", "uvicorn"):
             uvicorn = pytest.importorskip(name, reason="make test-applications installs the control")
@@ -88,7 +88,7 @@ class Server:
         return self
 
     def listening(self):
-        """Options of `create_server`."""
+        """Return options of `create_server`."""
         return {}
 
     async def __aexit__(self, *_):
@@ -102,7 +102,7 @@ class Server:
 
     @contextlib.asynccontextmanager
     async def client(self):
-        """A client of raw bytes."""
+        """Yield a client of raw bytes."""
         reader, writer = await asyncio.open_connection(support.HOST, self.port)
         client = Client(reader, writer)
         try:
@@ -111,7 +111,7 @@ class Server:
             await client.close()
 
     async def ask(self, request):
-        """All that the server sends until it closes the connection."""
+        """Return all that the server sends until it closes the connection."""
         async with self.client() as client:
             client.write(request)
             return await client.rest()
@@ -129,7 +129,7 @@ class Client:
         return await self.reader.read()
 
     async def response(self, *, is_head=False):
-        """The next response: (status line, fields without Date, body)."""
+        """Return the next response: (status line, fields without Date, body)."""
         head = await self.reader.readuntil(b"\r\n\r\n")
         line, *fields = head[:-4].decode("latin-1").split("\r\n")
         fields = {name.lower(): value for name, value in (field.split(": ", 1) for field in fields)}
@@ -153,7 +153,7 @@ class Client:
         return body
 
     def reset(self):
-        """Ends the connection as a client that has died does."""
+        """End the connection as a client that has died does."""
         sock = self.writer.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()
@@ -165,7 +165,7 @@ class Client:
 
 
 def text(body, *fields, status=200):
-    """An application that answers with a text."""
+    """Return an application that answers with a text."""
 
     async def application(scope, receive, send):
         await answer(send, body, status, fields)
@@ -174,7 +174,7 @@ def text(body, *fields, status=200):
 
 
 async def body_of(receive):
-    """The body of a request, and how many messages it took."""
+    """Return the body of a request, and how many messages it took."""
     body, count = b"", 0
     while True:
         message = await receive()
@@ -186,5 +186,5 @@ async def body_of(receive):
 
 
 def run(loop, test):
-    """Runs an asynchronous test; a wait in vain ends before the test's own timeout."""
+    """Run an asynchronous test; a wait in vain ends before the test's own timeout."""
     return loop.run_until_complete(asyncio.wait_for(test, 10 * support.PATIENCE_S))

@@ -22,7 +22,7 @@ SERVED = {}
 
 
 def pattern(size):
-    """Bytes that both sides know."""
+    """Return bytes that both sides know."""
     return (bytes(range(251)) * (size // 251 + 1))[:size]
 
 
@@ -145,7 +145,7 @@ async def resources(scope, receive, send):
 
 
 def thread_names():
-    """Of the whole process. The kernel's own of io_uring come and go."""
+    """Yield the names of the threads of the whole process. The kernel's own of io_uring come and go."""
     for thread in os.listdir("/proc/self/task"):
         try:
             # Not as a text: CPython keeps a little memory each time.
@@ -166,7 +166,7 @@ def descriptors():
 
 
 async def leak(scope, receive, send, what):
-    """Does what `make soak` has to notice."""
+    """Do what `make soak` has to notice."""
     match what:
         case "blocks":
             LEAKED.append([object() for _ in range(3000)])

@@ -56,7 +56,7 @@ def configured(**options):
 
 
 async def reply(scope, receive, send):
-    """Answers with the status that the path begins with."""
+    """Answer with the status that the path begins with."""
     number = re.match(r"/([1-9]\d\d)", scope["path"])
     await answer(send, status=int(number[1]) if number else 200)
 
@@ -67,7 +67,7 @@ def request(target="/", method="GET", *fields, version="1.1"):
 
 
 def without_pytests_handlers():
-    """pytest adds them to loggers that don't propagate, too."""
+    """Remove pytest's handlers, which it adds to loggers that don't propagate, too."""
     LOG.handlers[:] = [handler for handler in LOG.handlers if not isinstance(handler, LogCaptureHandler)]
 
 
@@ -84,7 +84,7 @@ def log_of(arm, loop, talk, application=reply, **settings):
 
 
 def ask(*requests, at_once=False):
-    """A conversation: each request and its response, or all of them at once."""
+    """Hold a conversation: each request and its response, or all of them at once."""
 
     async def talk(server, client):
         if at_once:

@@ -68,7 +68,7 @@ class Raw:
 
 
 def serve_raw(arm, loop, body, request=LAST):
-    """Runs `body(client, send)` as the application of one request; returns what the client gets."""
+    """Run `body(client, send)` as the application of one request; return what the client gets."""
 
     async def application(scope, receive, send):
         await body(client, send)
@@ -91,7 +91,7 @@ def serve_raw(arm, loop, body, request=LAST):
 
 
 async def fewest_calls(attempt):
-    """The fewest system calls of several attempts: after a pause of the process, what follows is written at once."""
+    """Return the fewest system calls of several attempts: after a pause of the process, what follows is written at once."""
     return min([await attempt() for _ in range(20)])
 
 

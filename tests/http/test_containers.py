@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def numbers():
-    """The numbers of system calls by name, of this machine."""
+    """Return the numbers of system calls by name, of this machine."""
     command = ["cc", "-E", "-dM", "-include", "sys/syscall.h", "-xc", os.devnull]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     words = [line.split() for line in lines if line.startswith("#define __NR_")]
@@ -35,14 +35,14 @@ def numbers():
 
 
 def refusing(code):
-    """Our profile without io_uring, and with an errno for what it doesn't allow, as runtimes have them by default."""
+    """Return our profile without io_uring, and with an errno for what it doesn't allow, as runtimes have them by default."""
     profile = json.loads(PROFILE.read_text())
     rules = [rule for rule in profile["syscalls"] if not IO_URING & set(rule["names"])]
     return profile | {"defaultErrnoRet": code, "syscalls": rules}
 
 
 def filter_of(profile, numbers):
-    """The instructions of a filter. Rules that depend on privileges are left out, conditions on arguments are ignored."""
+    """Return the instructions of a filter. Rules that depend on privileges are left out, conditions on arguments are ignored."""
     assert profile["defaultAction"] == "SCMP_ACT_ERRNO"
     rules = [rule for rule in profile["syscalls"] if not (rule.get("includes") or {}).get("caps")]
     allowed = {name for rule in rules if rule["action"] == "SCMP_ACT_ALLOW" for name in rule["names"]}

@@ -70,7 +70,7 @@ def test_systemd_takes_the_units(tmp_path):
 
 @contextlib.contextmanager
 def deployed(arm, folder):
-    """The command of the unit, on the socket of the other unit; the context has the socket's path."""
+    """Run the command of the unit, on the socket of the other unit; the context has the socket's path."""
     (folder / "app.py").write_text(APPLICATION)
     path = folder / "app.sock"
     with socket.socket(socket.AF_UNIX) as listener:
@@ -96,7 +96,7 @@ def test_the_command_of_the_unit(arm, tmp_path):
 
 @pytest.fixture
 def nginx(arm, tmp_path):
-    """nginx with our configuration, on a free port, in front of the unit's command; its address."""
+    """Run nginx with our configuration, on a free port, in front of the unit's command; yield its address."""
     program = shutil.which("nginx", path="/usr/sbin:/usr/bin:/sbin:/bin")
     if program is None:
         pytest.skip("nginx is not installed")

@@ -106,7 +106,7 @@ def echo(arm, folder, code):
 
 
 def connect(program, port):
-    """A connection to a server that may still be starting."""
+    """Return a connection to a server that may still be starting."""
     while True:
         try:
             return socket.create_connection((support.HOST, port), timeout=support.PATIENCE_S)
@@ -226,7 +226,7 @@ def test_the_command_that_replaces_uvicorns(arm, tmp_path):
 
 
 def series(text):
-    """The names in a page of metrics, each with the names of its labels."""
+    """Return the names in a page of metrics, each with the names of its labels."""
     parser = pytest.importorskip("prometheus_client.parser")
     found = {}
     for family in parser.text_string_to_metric_families(text):

@@ -661,7 +661,7 @@ def test_the_first_step_runs_at_once(arm, loop):
 
 
 def failing(*messages, error=None):
-    """An application that sends these messages and then fails, or just ends."""
+    """Return an application that sends these messages and then fails, or just ends."""
 
     async def application(scope, receive, send):
         for message in messages:

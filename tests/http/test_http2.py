@@ -687,7 +687,7 @@ def test_each_head_has_a_deadline_of_its_own(arm, loop):
         await answer(send, b"x")
 
     async def attempt():
-        """Whether all heads were sent in time."""
+        """Return whether all heads were sent in time."""
         async with Server(arm, application, timeout_head=timeout) as server, server.client() as client:
             client.write(PREFACE + frame(SETTINGS) + get(1, path=b"/waits") + heads[0][:12])
             rest = asyncio.ensure_future(client.rest())

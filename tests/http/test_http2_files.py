@@ -15,7 +15,7 @@ pytestmark = pytest.mark.ringloop_only
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder whose files nobody has open after the test."""
+    """Yield a folder whose files nobody has open after the test."""
     yield tmp_path
     assert open_files(tmp_path) == []
 

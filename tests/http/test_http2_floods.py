@@ -77,7 +77,7 @@ def wrong_requests():
 
 
 async def pour(client, pieces):
-    """Sends until the server ends the connection. Reads nothing."""
+    """Send until the server ends the connection. Read nothing."""
     with contextlib.suppress(ConnectionError):
         for piece in pieces:
             client.write(piece)

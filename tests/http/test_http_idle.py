@@ -15,7 +15,7 @@ pytestmark = pytest.mark.ringloop_only
 
 
 def lists_with(marker):
-    """The lists of header fields that have this value."""
+    """Return the lists of header fields that have this value."""
     return [each for each in gc.get_objects() if type(each) is list and (b"x-marker", marker) in each]
 
 

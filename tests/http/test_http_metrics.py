@@ -22,7 +22,7 @@ METRICS = ("applications:app", "--metrics", "/metrics")
 
 
 def read(text):
-    """The values of a page by name and labels; every family has a help text and a type."""
+    """Return the values of a page by name and labels; every family has a help text and a type."""
     values = {}
     for family in parser.text_string_to_metric_families(text):
         assert family.documentation, family.name

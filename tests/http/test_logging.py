@@ -153,7 +153,7 @@ format=mine %(levelprefix)s %(message)s
 
 
 def configurations(tmp_path):
-    """The same configuration in each form that is taken, by name."""
+    """Yield the same configuration in each form that is taken, by name."""
     (tmp_path / "log.json").write_text(json.dumps(CONFIGURATION))
     (tmp_path / "log.yaml").write_text(json.dumps(CONFIGURATION))
     (tmp_path / "log.yml").write_text(json.dumps(CONFIGURATION))

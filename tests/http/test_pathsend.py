@@ -45,13 +45,13 @@ class FileServer(Server):
 
 @pytest.fixture(params=["plain", "tls"])
 def secured(request, contexts):
-    """The contexts of server and client, or None."""
+    """Return the contexts of server and client, or None."""
     return contexts if request.param == "tls" else None
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder whose files nobody has open after the test."""
+    """Yield a folder whose files nobody has open after the test."""
     yield tmp_path
     assert open_files(tmp_path) == []
 
@@ -65,7 +65,7 @@ def open_files(folder):
 
 
 def make(folder, size, name="file"):
-    """A file of this size, and its content."""
+    """Return a file of this size, and its content."""
     content = os.urandom(size)
     path = folder / name
     path.write_bytes(content)
@@ -89,7 +89,7 @@ def serving_file(path, *fields, status=200):
 
 
 async def caught(awaitable):
-    """The exception of a wait, or None."""
+    """Return the exception of a wait, or None."""
     try:
         await awaitable
     except Exception as error:
@@ -474,7 +474,7 @@ def test_a_client_that_reads_slowly(arm, loop, folder, secured):
     path, content = make(folder, size)
 
     async def attempt(server):
-        """Whether the client took something in time each time; it got all then."""
+        """Return whether the client took something in time each time; it got all then."""
         body, slowest = b"", 0
         async with server.client() as client:
             client.write(GET)

@@ -46,7 +46,7 @@ def server_of(app=hello, **options):
 
 
 async def get(server, path="/"):
-    """The answer to a request on a connection of its own."""
+    """Return the answer to a request on a connection of its own."""
     reader, writer = await asyncio.open_connection(*server.servers[0].sockets[0].getsockname())
     writer.write(f"GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode())
     answer = await reader.read()
@@ -56,7 +56,7 @@ async def get(server, path="/"):
 
 
 async def start(server):
-    """A task that serves, and has started."""
+    """Return a task that serves, and has started."""
     task = asyncio.ensure_future(server.serve())
     await support.until(lambda: server.started or task.done())
     if task.done():
@@ -367,7 +367,7 @@ def lifespan_of(loop, app, mode="auto"):
 
 
 def speaking(*messages, then=None):
-    """An application that answers the messages of the lifespan with these."""
+    """Return an application that answers the messages of the lifespan with these."""
 
     async def app(scope, receive, send):
         for message in messages:

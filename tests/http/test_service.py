@@ -24,7 +24,7 @@ pytestmark = pytest.mark.ringloop_only
 
 
 def within_request(arm, loop, body, request=GET):
-    """Runs `body(receive, send)` within a request."""
+    """Run `body(receive, send)` within a request."""
     outcome = []
 
     async def application(scope, receive, send):
@@ -538,7 +538,7 @@ def test_a_deadline_is_that_of_the_last_request(arm, loop):
         await answer(send, b"ok")
 
     async def requests_in_time(server):
-        """Whether ten requests were in time; this process may have stood still."""
+        """Return whether ten requests were in time; this process may have stood still."""
         async with server.client() as client:
             try:
                 for _ in range(10):
@@ -601,7 +601,7 @@ def test_an_application_may_take_its_time(arm, loop):
         await answer(send, b"ok")
 
     async def attempt(server):
-        """Whether the request was in time; this process may have stood still before it was sent."""
+        """Return whether the request was in time; this process may have stood still before it was sent."""
         begun = loop.time()
         async with server.client() as client:
             client.write(SIZED)
@@ -666,13 +666,13 @@ def test_a_client_that_leaves_after_more_requests_than_are_kept(arm, loop, way):
 
 
 def small_buffers(server):
-    """Connections to a server keep little in the kernel."""
+    """Let connections to a server keep little in the kernel."""
     for listener in server.listener.sockets:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
 
 
 async def small_client(server):
-    """A connection whose peer's bytes soon stay unsent, because nobody reads them."""
+    """Return a connection whose peer's bytes soon stay unsent, because nobody reads them."""
     small_buffers(server)
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
@@ -731,7 +731,7 @@ def test_a_peer_that_stops_reading_the_end_of_a_response(arm, loop):
 
 
 def small_window():
-    """A socket that is to be connected, and takes little before it is read."""
+    """Return a socket that is to be connected, and takes little before it is read."""
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
     sock.setblocking(False)

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.ringloop_only
 
 
 def metrics_of(arm, loop, application, talk, **settings):
-    """The metrics after `talk(server)`, while its connections may still be open."""
+    """Return the metrics after `talk(server)`, while its connections may still be open."""
 
     async def test():
         async with Server(arm, application, **settings) as server:

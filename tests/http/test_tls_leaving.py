@@ -29,7 +29,7 @@ OLD = b"POST / HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % BODY + b"b" * BODY
 
 @contextlib.asynccontextmanager
 async def left(server, data, says_goodbye=True):
-    """A client that has sent data and then ended its side. The server has read all of it."""
+    """Yield a client that has sent data and then ended its side. The server has read all of it."""
     loop = asyncio.get_running_loop()
     with socket.socket() as sock:
         sock.setblocking(False)

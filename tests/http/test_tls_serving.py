@@ -63,7 +63,7 @@ def files(tmp_path):
 
 
 def serial_number(program, context, name="localhost"):
-    """That of the certificate which a new connection is shown; the connection is used for a request."""
+    """Return that of the certificate which a new connection is shown; the connection is used for a request."""
     with context.wrap_socket(program.connect(), server_hostname=name) as sock:
         sock.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
         assert sock.recv(65536).startswith(b"HTTP/1.1 200")
@@ -323,7 +323,7 @@ def load(path):
 
 
 def handshake(server_context, client_context):
-    """The serial number of the certificate that a client is shown."""
+    """Return the serial number of the certificate that a client is shown."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     server = server_context.wrap_bio(to_server, to_client, server_side=True)
     client = client_context.wrap_bio(to_client, to_server, server_hostname="localhost")
@@ -345,7 +345,7 @@ def config_of(files, app=app, **options):
 
 @contextlib.asynccontextmanager
 async def running(config):
-    """Serves in this loop; gives a function that connects and asks.
+    """Serve in this loop; yield a function that connects and asks.
 
     It returns ALPN's choice and the answer, or None if the client is refused.
     """

@@ -25,7 +25,7 @@ PATIENT = ("--no-access-log", "--timeout-worker-healthcheck", str(support.PATIEN
 
 
 def children(pid):
-    """The processes that are children of this one, without multiprocessing's tracker."""
+    """Return the processes that are children of this one, without multiprocessing's tracker."""
     found = set()
     for entry in pathlib.Path("/proc").iterdir():
         with contextlib.suppress(OSError):
@@ -36,7 +36,7 @@ def children(pid):
 
 
 def gone(pid):
-    """Whether a process has ended; zombies have."""
+    """Return whether a process has ended; zombies have."""
     try:
         return "\nState:\tZ" in pathlib.Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -72,7 +72,7 @@ def serving_pids(program, workers):
 
 @contextlib.contextmanager
 def held(program, pid):
-    """For the length of the context this worker is in the middle of an answer."""
+    """Keep this worker in the middle of an answer for the length of the context."""
     while True:
         with contextlib.closing(program.client()) as client:
             client.request("GET", "/pid")
@@ -697,7 +697,7 @@ if __name__ == "__main__":
 
 
 def refused(arm, tmp_path, answers):
-    """A server with one worker that the kernel refuses processes."""
+    """Return a server with one worker that the kernel refuses processes."""
     script = tmp_path / "refused.py"
     script.write_text(REFUSED)
     options = ("--port", "0", "--workers-lifetime", "9999", *PATIENT)

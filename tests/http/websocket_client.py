@@ -14,7 +14,7 @@ HANDSHAKE = (
 
 
 def masked(first, payload, mask=b"\x12\x34\x56\x78"):
-    """A frame that begins with the byte `first`."""
+    """Return a frame that begins with the byte `first`."""
     if len(payload) < 126:
         length = bytes([0x80 | len(payload)])
     elif len(payload) < 65536:
@@ -27,7 +27,7 @@ def masked(first, payload, mask=b"\x12\x34\x56\x78"):
 
 
 def closing(code=None, reason=b""):
-    """A close frame."""
+    """Return a close frame."""
     return masked(FIN | CLOSE, b"" if code is None else code.to_bytes(2, "big") + reason)
 
 
@@ -35,7 +35,7 @@ class WebSocketClient(Client):
     """A client that has made its handshake."""
 
     async def shake_hands(self, path=b"/", fields=b"", early=b""):
-        """Sends a request for a WebSocket, with `early` right behind it; returns status line, fields and body."""
+        """Send a request for a WebSocket, with `early` right behind it; return status line, fields and body."""
         self.write(HANDSHAKE % path + fields + b"\r\n" + early)
         head = await self.reader.readuntil(b"\r\n\r\n")
         line, *lines = head[:-4].decode("latin-1").split("\r\n")
@@ -46,7 +46,7 @@ class WebSocketClient(Client):
         return line, answer, body
 
     def send(self, payload, *, parts=1):
-        """Sends a message: text if it is a string."""
+        """Send a message: text if it is a string."""
         opcode = TEXT if isinstance(payload, str) else BINARY
         data = payload.encode() if isinstance(payload, str) else payload
         size = -(-len(data) // parts) or 1
@@ -56,7 +56,7 @@ class WebSocketClient(Client):
             self.write(masked(last | (CONTINUATION if index else opcode), piece))
 
     async def frame(self):
-        """The next frame: (opcode, payload). It must not be fragmented, compressed or masked."""
+        """Return the next frame: (opcode, payload). It must not be fragmented, compressed or masked."""
         first, second = await self.reader.readexactly(2)
         assert first & 0xF0 == FIN, hex(first)
         assert second < 0x80, hex(second)
@@ -70,7 +70,7 @@ class WebSocketClient(Client):
         return first & 0x0F, await self.reader.readexactly(length)
 
     async def message(self):
-        """The next message; pings are answered."""
+        """Return the next message; pings are answered."""
         while True:
             opcode, payload = await self.frame()
             if opcode == PING:
@@ -82,13 +82,13 @@ class WebSocketClient(Client):
                 return payload
 
     async def closed(self):
-        """The code and the reason of the close frame that comes next."""
+        """Return the code and the reason of the close frame that comes next."""
         opcode, payload = await self.frame()
         assert opcode == CLOSE, (opcode, payload)
         return (int.from_bytes(payload[:2], "big") if payload else None), payload[2:].decode()
 
     async def goodbye(self, code=1000):
-        """Closes as a good client does: the code that the server answers."""
+        """Close as a good client does; return the code that the server answers."""
         self.write(closing(code))
         answered, _ = await self.closed()
         assert await self.rest() == b""
@@ -100,7 +100,7 @@ class WebSocketServer(Server):
 
     @contextlib.asynccontextmanager
     async def websocket(self, path=b"/", fields=b"", *, early=b""):
-        """A client whose handshake was accepted."""
+        """Yield a client whose handshake was accepted."""
         async with self.raw() as client:
             client.answer = await client.shake_hands(path, fields, early)
             assert client.answer[0] == "HTTP/1.1 101 Switching Protocols", client.answer
@@ -113,7 +113,7 @@ class WebSocketServer(Server):
 
 
 def application(body, *, events=None):
-    """An application that accepts, and runs `body(receive, send)`. `events` gets what happens to it."""
+    """Return an application that accepts, and runs `body(receive, send)`. `events` gets what happens to it."""
 
     async def instance(scope, receive, send):
         assert scope["type"] == "websocket"
@@ -133,13 +133,13 @@ def application(body, *, events=None):
 
 
 async def echo(receive, send):
-    """Sends back what it receives, until the client leaves."""
+    """Send back what it receives, until the client leaves."""
     while (message := await receive())["type"] == "websocket.receive":
         await send({**message, "type": "websocket.send"})
 
 
 def random_messages(random, count):
-    """Texts and bytes of lengths around those where the framing changes."""
+    """Yield texts and bytes of lengths around those where the framing changes."""
     lengths = (0, 1, 125, 126, 127, 1000, 65535, 65536, 70000)
     for _ in range(count):
         length = random.choice(lengths)

@@ -59,7 +59,7 @@ def test_each_part_is_in_some_python():
 
 
 def package(folder, **modules):
-    """An asyncio of one's own: the modules that are given, and the others empty."""
+    """Return an asyncio of one's own: the modules that are given, and the others empty."""
     for module in tool.PARTS:
         (folder / f"{module}.py").write_text(modules.get(module, ""))
     return folder

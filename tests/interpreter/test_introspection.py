@@ -56,7 +56,7 @@ def inspect(command, arm):
 
 @pytest.fixture
 def inspected(arm):
-    """`inspect` of this arm, after a look at asyncio's: what asyncio cannot show here, nobody can."""
+    """Return `inspect` of this arm, after a look at asyncio's: what asyncio cannot show here, nobody can."""
 
     def both(command):
         expected = inspect(command, "asyncio")
@@ -70,7 +70,7 @@ def inspected(arm):
 
 
 def words(table):
-    """The cells of a table, with its widths left out."""
+    """Return the cells of a table, with its widths left out."""
     return [re.split(r"\s{2,}", line.strip()) for line in table.splitlines() if not line.startswith("---")]
 
 

@@ -16,7 +16,7 @@ from support import REPOSITORY
 
 
 def refusal(change="", **options):
-    """The text of the ImportError that a child process gets, after it has made this change; it must be one line, and all."""
+    """Return the text of the ImportError that a child process gets, after it has made this change; it must be one line, and all."""
     source = f"""
     {change}
     try:
@@ -54,7 +54,7 @@ def test_an_interpreter_that_cannot_run_it(change, text):
 
 @pytest.fixture
 def package(tmp_path):
-    """A copy of the package without its extension module: its folder, and the environment in which it is the one that is imported."""
+    """Return a copy of the package without its extension module: its folder, and the environment in which it is imported."""
     import ringloop
 
     folder = tmp_path / "ringloop"
@@ -109,7 +109,7 @@ SLOT_SIZE = 16
 
 
 def slots_of(module):
-    """The slots that a loaded extension module was defined with, as {number: value}."""
+    """Return the slots that a loaded extension module was defined with, as {number: value}."""
     library = ctypes.PyDLL(module.__file__)
     if sys.version_info >= (3, 15):
         # PEP 793: an array of PySlot.

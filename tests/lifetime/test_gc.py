@@ -128,7 +128,7 @@ def insert_another_timer(loop):
 
 
 def wait_once(loop):
-    """Runs the loop until it has waited for another thread: for at least 10 ms, in nearly every attempt."""
+    """Run the loop until it has waited for another thread: for at least 10 ms, in nearly every attempt."""
     timer = threading.Timer(0.01, loop.call_soon_threadsafe, (loop.stop,))
     loop.call_soon(timer.start)
     loop.run_forever()

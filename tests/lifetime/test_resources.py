@@ -75,7 +75,7 @@ def resident_bytes():
 
 
 def children():
-    """The children of this process, zombies included."""
+    """Return the children of this process, zombies included."""
     found = set()
     for thread in os.listdir("/proc/self/task"):
         with open(f"/proc/self/task/{thread}/children") as file:

@@ -27,7 +27,7 @@ ringloop_only = pytest.mark.ringloop_only
 
 
 def exercise(loop):
-    """Timers, threads and sockets, briefly."""
+    """Use timers, threads and sockets, briefly."""
 
     async def main():
         await asyncio.sleep(0.001)

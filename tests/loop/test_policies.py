@@ -19,7 +19,7 @@ needs_policies = pytest.mark.skipif(not HAS_POLICIES, reason=NO_POLICIES)
 
 
 def make_policy(arm):
-    """A policy that makes loops of this arm."""
+    """Return a policy that makes loops of this arm."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         if arm == "asyncio":
@@ -49,7 +49,7 @@ async def running_loop():
 
 
 def is_of(arm, loop):
-    """Whether the loop is one of the arm's."""
+    """Return whether the loop is one of the arm's."""
     return getattr(loop, "backend", "asyncio") == arm
 
 

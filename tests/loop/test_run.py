@@ -653,7 +653,7 @@ def test_ringloop_has_a_version(arm):
 
 
 def use(loop):
-    """Timers, I/O, wakeups and an executor, in whatever thread this runs."""
+    """Use timers, I/O, wakeups and an executor, in whatever thread this runs."""
 
     async def main():
         await asyncio.sleep(0.001)

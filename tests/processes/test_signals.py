@@ -32,7 +32,7 @@ def interrupted(arm, source, number=signal.SIGINT, env=None, asleep=False):
 
 
 def state_of(pid):
-    """The state letter of a process, proc_pid_stat(5)."""
+    """Return the state letter of a process, proc_pid_stat(5)."""
     with open(f"/proc/{pid}/stat") as file:
         return file.read().rpartition(")")[2].split()[0]
 

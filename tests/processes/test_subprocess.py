@@ -33,7 +33,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may give it
 
 
 def own_children():
-    """The numbers of this process's children, zombies among them; proc_pid_stat(5)."""
+    """Return the numbers of this process's children, zombies among them; proc_pid_stat(5)."""
     found = set()
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError), open(f"/proc/{name}/stat") as file:
@@ -69,7 +69,7 @@ def refuse_pidfds(monkeypatch, error=errno.EPERM):
 
 @pytest.fixture(params=["pidfd", "thread"])
 def watched_by(request, arm, monkeypatch):
-    """Both ways to learn of a child's end."""
+    """Return both ways to learn of a child's end."""
     if request.param == "thread":
         if arm == "asyncio":
             pytest.skip("asyncio takes threads or looks for pidfds once for all, by version")
@@ -79,7 +79,7 @@ def watched_by(request, arm, monkeypatch):
 
 @contextlib.contextmanager
 def gate():
-    """A pipe for a child's input, as (the child's end, a function that ends it): the child goes on when the test says so."""
+    """Yield a pipe for a child's input, as (the child's end, a function that ends it): the child goes on when the test says so."""
     inside, outside = os.pipe()
     ends = [outside]
     try:
@@ -841,7 +841,7 @@ def test_with_pidfds_no_thread_waits(loop):
 
 @pytest.fixture
 def watcher_classes():
-    """asyncio's module with the child watchers, where the running Python has them; the policy's watcher is restored."""
+    """Yield asyncio's module with the child watchers, where the running Python has them; the policy's watcher is restored."""
     from asyncio import unix_events
 
     support.skip_unless(hasattr(unix_events, "SafeChildWatcher"), "child watchers")

@@ -37,7 +37,7 @@ def busy(loop, callback=lambda: None):
 
 @contextlib.contextmanager
 def watched_pair(loop, callback):
-    """A socket whose peer's bytes are read and then announced by `callback()`; yields the peer."""
+    """Watch a socket whose peer's bytes are read and then announced by `callback()`; yield the peer."""
     ours, peer = socket.socketpair()
 
     def read():
@@ -115,7 +115,7 @@ def test_what_arrives_makes_the_next_turns_look(loop):
 
 @pytest.fixture
 def many_descriptors():
-    """For the length of the test, this process may have 8,000 descriptors open."""
+    """Let this process have 8,000 descriptors open for the length of the test."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < 8000:
         pytest.skip(f"this process may have {hard} descriptors open, and the test needs some 6,000")
@@ -306,7 +306,7 @@ class TraceByte(Trace, asyncio.BufferedProtocol):
 
 @contextlib.contextmanager
 def connected(loop, protocol, kind=socket.SOCK_STREAM):
-    """A transport of `protocol`, over one end of a pair of sockets; yields the other end."""
+    """Make a transport of `protocol`, over one end of a pair of sockets; yield the other end."""
     ours, peer = socket.socketpair(type=kind)
     with peer:
         ours.setblocking(False)

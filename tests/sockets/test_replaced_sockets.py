@@ -121,7 +121,7 @@ def test_methods_in_the_class_of_sockets_were_bypassed(loop_factory, use):
 
 
 def is_called(loop, use, name):
-    """Whether somebody calls this method of sockets, or asks for this attribute."""
+    """Return whether somebody calls this method of sockets, or asks for this attribute."""
     original = getattr(socket.socket, name)
     called = []
 

@@ -62,7 +62,7 @@ async def over_transport(loop, body):
 
 
 async def over_socket(loop, body):
-    """The same for `loop.sock_sendfile` and a socket."""
+    """Do the same for `loop.sock_sendfile` and a socket."""
     ours, peer = tcp_pair()
     with peer:
         received = loop.create_task(receive_all(loop, peer))
@@ -73,7 +73,7 @@ async def over_socket(loop, body):
 
 @pytest.fixture(params=[over_transport, over_socket])
 def over(request):
-    """Both ways to send a file."""
+    """Return both ways to send a file."""
     return request.param
 
 

@@ -33,12 +33,12 @@ VARIABLE = contextvars.ContextVar("VARIABLE", default="nobody's")
 
 
 def accepts_natively(loop):
-    """Whether no tasks are made for connections, as asyncio does, and ringloop in debug mode and from Python 3.15 on."""
+    """Return whether no tasks are made for connections, as asyncio does, and ringloop in debug mode and from Python 3.15 on."""
     return sys.version_info < (3, 15) and hasattr(loop, "backend") and not loop.get_debug()
 
 
 async def start(loop, factory, family, tmp_path, **options):
-    """A server of this family, and a function that connects a blocking socket to it."""
+    """Return a server of this family, and a function that connects a blocking socket to it."""
     if family == "Unix":
         path = str(tmp_path / "socket")
         server = await loop.create_unix_server(factory, path, **options)

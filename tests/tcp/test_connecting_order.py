@@ -80,7 +80,7 @@ def listening(family="IPv4"):
 
 @contextlib.contextmanager
 def silent():
-    """A listener that no longer answers, because its backlog is full; with its address."""
+    """Yield a listener that no longer answers, because its backlog is full; with its address."""
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.socket())
         listener.bind((HOST, 0))
@@ -93,7 +93,7 @@ def silent():
 
 
 def told(error):
-    """All that an exception tells."""
+    """Return all that an exception tells."""
     return type(error).__name__, error.args, str(error), type(error.__context__).__name__, error.__cause__
 
 

@@ -63,7 +63,7 @@ def test_wrong_write_buffer_limits(loop_factory, options):
 
 
 async def clogged(loop, protocol):
-    """A transport whose kernel buffer is full and whose own buffer has something in it, without having paused."""
+    """Return a transport whose kernel buffer is full and whose own buffer has something in it, without having paused."""
     transport, peer = await attach(loop, protocol)
     transport.set_write_buffer_limits(high=1 << 40)
     while not transport.get_write_buffer_size():

@@ -25,7 +25,7 @@ from tcp_support import BOTH, Factory, address_of
 
 
 def pattern(size, seed):
-    """`size` bytes in which every offset is recognisable."""
+    """Return `size` bytes in which every offset is recognisable."""
     block = b"".join(hashlib.sha256(b"%d %d" % (seed, number)).digest() for number in range(2048))
     return (block * (size // len(block) + 1))[:size]
 

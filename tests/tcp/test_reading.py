@@ -189,7 +189,7 @@ def test_a_transport_reads_once_in_a_turn(loop_factory):
 
 
 async def accepted(loop, protocol):
-    """As `attach`, with a server's transport, whose socket nobody else has."""
+    """Attach as `attach` does, with a server's transport, whose socket nobody else has."""
     server = await loop.create_server(lambda: protocol, HOST, 0)
     peer = socket.create_connection(address_of(server))
     await until(lambda: protocol.transport is not None)

@@ -27,7 +27,7 @@ from support import (
 
 @contextlib.asynccontextmanager
 async def stream(loop, limit=2**16):
-    """A (reader, writer, peer): streams on one end of a TCP connection, a non-blocking socket on the other."""
+    """Yield a (reader, writer, peer): streams on one end of a TCP connection, a non-blocking socket on the other."""
     ours, peer = tcp_pair()
     reader, writer = await asyncio.open_connection(sock=ours, limit=limit)
     try:
@@ -41,7 +41,7 @@ async def stream(loop, limit=2**16):
 
 
 def streaming(body, **options):
-    """A test function from `body(loop, reader, writer, peer)`."""
+    """Return a test function from `body(loop, reader, writer, peer)`."""
 
     def test(loop):
         async def main():
@@ -536,7 +536,7 @@ def test_start_server_with_a_coroutine(loop):
 
 @contextlib.asynccontextmanager
 async def handled(handle):
-    """A socket whose other end a server has given to `handle`, and the task that runs it."""
+    """Yield a socket whose other end a server has given to `handle`, and the task that runs it."""
     tasks = []
 
     async def note(reader, writer):

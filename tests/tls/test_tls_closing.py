@@ -123,7 +123,7 @@ def test_the_peer_ends_while_reading_is_paused(loop_factory, how, version):
 
 
 async def end(loop, peer, data, how):
-    """Sends data and the end of the stream, after close_notify or without it, and waits until they are read."""
+    """Send data and the end of the stream, after close_notify or without it, and wait until they are read."""
     records = peer.encrypt(data)
     if how == "both":
         with pytest.raises(ssl.SSLWantReadError):

@@ -67,7 +67,7 @@ def test_one_step_brings_what_it_needs():
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Runs shell commands as steps of both lanes, and returns the outcome of each."""
+    """Return a function that runs shell commands as steps of both lanes, and returns the outcome of each."""
     monkeypatch.setattr(check, "REPORT", tmp_path / "report.json")
 
     def run_commands(**commands):

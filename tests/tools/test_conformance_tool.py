@@ -100,7 +100,10 @@ SETTINGS = """
 
 @pytest.fixture
 def conformance(tmp_path):
-    """Runs the program on the tests above; returns the CompletedProcess and, by (test, backend), the outcomes."""
+    """Return a function that runs the program on the tests above.
+
+    Its result is the CompletedProcess and, by (test, backend), the outcomes.
+    """
     package = tmp_path / "endings"
     package.mkdir()
     (package / "__init__.py").touch()

@@ -55,7 +55,7 @@ PACKAGE_DOCUMENT = DOCUMENT.replace("crate", "package").replace("`top`", "`__ini
 
 
 def run(root, files, document=DOCUMENT):
-    """Writes a tree and returns the lines that the check prints, in the order of files and lines."""
+    """Write a tree and return the lines that the check prints, in the order of files and lines."""
     for name, text in {"docs/layers.md": document, **files}.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -23,7 +23,7 @@ def fail_at_first(name):
 
 @pytest.fixture
 def run(tmp_path):
-    """Runs a file of tests, and returns the exit status, the output, and the record of each test by its name."""
+    """Return a function that runs a file of tests, and returns the exit status, the output, and the record of each test by its name."""
     shutil.copy(REPOSITORY / "conftest.py", tmp_path)
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --disable-plugin-autoload -p xdist\n")
 

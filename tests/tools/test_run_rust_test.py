@@ -21,7 +21,7 @@ if "--exact" in sys.argv:
 
 @pytest.fixture
 def run(tmp_path):
-    """Runs a program as cargo does, and returns the exit status, the output, and the records by name."""
+    """Return a function that runs a program as cargo does, and returns the exit status, the output, and the records by name."""
 
     def run_program(body, name="some_tests-0123456789abcdef"):
         program = tmp_path / "deps" / name

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def compiled(folder, source=SOURCE, *flags):
-    """A shared library, built with what the audit wants, and then with the flags."""
+    """Return a shared library, built with what the audit wants, and then with the flags."""
     path = folder / "module.so"
     (folder / "module.c").write_text(source)
     wanted = ["-shared", "-fPIC", "-nostdlib", "-s", "-fvisibility=hidden", "-Wl,-z,now,-z,relro,-z,noexecstack"]
@@ -49,7 +49,7 @@ def module(tmp_path_factory):
 
 @pytest.fixture
 def files(module):
-    """The contents of a good wheel, without RECORD."""
+    """Return the contents of a good wheel, without RECORD."""
     package = REPOSITORY / "python" / "ringloop"
     found = {
         f"ringloop/{path.relative_to(package)}": path.read_bytes()

@@ -14,7 +14,7 @@ from support import (
 
 
 def queued(loop, recorder, count=5, **options):
-    """An endpoint with datagrams b"0", b"1", ... waiting in its socket."""
+    """Return an endpoint with datagrams b"0", b"1", ... waiting in its socket."""
     transport, _ = endpoint(loop, recorder, **options)
     with udp_socket() as sock:
         for number in range(count):

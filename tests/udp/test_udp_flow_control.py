@@ -18,7 +18,7 @@ from support import (
 
 @pytest.fixture
 def right_buffer_size(arm):
-    """For tests that need the size of the write buffer to be right again when it has been sent."""
+    """Skip unless the size of the write buffer is right again when it has been sent."""
     early = sys.version_info[:2] == (3, 13) and not hasattr(
         asyncio.selector_events._SelectorDatagramTransport, "_header_size"
     )

@@ -20,7 +20,7 @@ from support import (
 
 @contextlib.contextmanager
 def plain_pair(kind="udp"):
-    """Two non-blocking datagram sockets with addresses."""
+    """Yield two non-blocking datagram sockets with addresses."""
     family = {"udp": socket.AF_INET, "udp6": socket.AF_INET6}.get(kind, socket.AF_UNIX)
     with socket.socket(family, socket.SOCK_DGRAM) as first, socket.socket(family, socket.SOCK_DGRAM) as second:
         for sock in (first, second):

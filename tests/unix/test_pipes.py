@@ -21,13 +21,13 @@ LARGE = 4 << 20
 
 
 def pipe():
-    """The two ends of a pipe as unbuffered files."""
+    """Return the two ends of a pipe as unbuffered files."""
     inside, outside = os.pipe()
     return open(inside, "rb", buffering=0), open(outside, "wb", buffering=0)
 
 
 def fifo(tmp_path):
-    """The two ends of a named pipe."""
+    """Return the two ends of a named pipe."""
     path = tmp_path / "fifo"
     os.mkfifo(path)
     inside = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -39,7 +39,7 @@ def sockets(_tmp_path):
 
 
 def open_terminal():
-    """The descriptors of both sides of a terminal: (master, slave)."""
+    """Return the descriptors of both sides of a terminal: (master, slave)."""
     try:
         return pty.openpty()
     except OSError as error:
@@ -47,7 +47,7 @@ def open_terminal():
 
 
 def terminal(_tmp_path):
-    """Both sides of a terminal that passes everything on as it is."""
+    """Return both sides of a terminal that passes everything on as it is."""
     master, slave = open_terminal()
     tty.setraw(slave)
     return open(slave, "rb", buffering=0), open(master, "wb", buffering=0)
@@ -55,7 +55,7 @@ def terminal(_tmp_path):
 
 @pytest.fixture(params=[lambda _path: pipe(), fifo, sockets, terminal], ids=["pipe", "fifo", "sockets", "terminal"])
 def ends(request, tmp_path):
-    """(what is read from, what is written to) of each kind."""
+    """Yield (what is read from, what is written to) of each kind."""
     reading, writing = request.param(tmp_path)
     yield reading, writing
     reading.close()
@@ -77,7 +77,7 @@ async def writer_of(loop, file, **options):
 
 
 def read_all(file):
-    """Everything that a file has until its end, in a thread's own time."""
+    """Return everything that a file has until its end, in a thread's own time."""
     data = bytearray()
     while chunk := os.read(file.fileno(), 1 << 20):
         data += chunk

@@ -66,7 +66,7 @@ class Echo(asyncio.Protocol):
 
 @contextlib.asynccontextmanager
 async def serving(path, factory=Echo, **options):
-    """A server on the path, closed at the end."""
+    """Serve on the path, until the end of the context."""
     server = await asyncio.get_running_loop().create_unix_server(factory, path, **options)
     try:
         yield server
@@ -76,7 +76,7 @@ async def serving(path, factory=Echo, **options):
 
 
 async def connected(path, protocol=None, **options):
-    """(transport, protocol) of a connection to the path."""
+    """Return (transport, protocol) of a connection to the path."""
     protocol = Recorder() if protocol is None else protocol
     return await asyncio.get_running_loop().create_unix_connection(lambda: protocol, path, **options)
 

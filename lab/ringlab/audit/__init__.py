@@ -18,7 +18,7 @@ __all__ = ["Finding", "Record", "audit", "read"]
 
 
 def read(paths: Sequence[Path]) -> list[tuple[str, str]]:
-    """Return the names and texts of reports; raises Refused."""
+    """Return the names and texts of reports; raise Refused."""
     found = []
     for path in paths:
         try:

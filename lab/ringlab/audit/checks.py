@@ -135,7 +135,7 @@ def threads_of(record: Record) -> float:
 
 
 def check_littles_law(reports: Reports) -> Iterator[Finding]:
-    """Little's law: the mean number of requests under way is the rate times the mean latency."""
+    """Check by Little's law: the mean number of requests under way is the rate times the mean latency."""
     for record in reports.records:
         rate, mean, opened = record.get("rate"), record.get("mean"), effective(record)
         connections = record.get("connections")
@@ -166,7 +166,7 @@ def check_littles_law(reports: Reports) -> Iterator[Finding]:
 
 
 def check_connections(reports: Reports) -> Iterator[Finding]:
-    """Connections that can't have existed: errors, wrk's division among threads, descriptors, ports."""
+    """Find connections that can't have existed: errors, wrk's division among threads, descriptors, ports."""
     told: set[tuple[str, float, float]] = set()
     for record in reports.records:
         connections = record.get("connections")
@@ -266,7 +266,7 @@ def descriptor_note(opened: float, threads: float) -> str:
 
 
 def check_order(reports: Reports) -> Iterator[Finding]:
-    """Percentiles may not fall."""
+    """Check that percentiles don't fall."""
     for record in reports.records:
         known = [(kind, record.figures[kind]) for kind in LATENCIES if kind in record.figures]
         for (below, low), (above, high) in itertools.pairwise(known):
@@ -312,7 +312,7 @@ def mean_bounds(record: Record) -> tuple[float, str, float, str]:
 
 
 def check_mean(reports: Reports) -> Iterator[Finding]:
-    """A mean must be one that the percentiles allow."""
+    """Check that the percentiles allow the mean."""
     for record in reports.records:
         mean = record.get("mean")
         if mean is None:
@@ -362,7 +362,7 @@ def sample_time(record: Record) -> tuple[float, str] | None:
 
 
 def check_samples(reports: Reports) -> Iterator[Finding]:
-    """Samples too short, and percentiles of too few operations; told once for each table."""
+    """Find samples that are too short, and percentiles of too few operations; told once for each table."""
     for group in grouped(reports.records):
         short = []
         for record in group:
@@ -406,7 +406,7 @@ def grouped(records: Sequence[Record]) -> Iterator[list[Record]]:
 
 
 def check_waiting(reports: Reports) -> Iterator[Finding]:
-    """A total that holds a delay that was asked for: timers of 0 to 9 ms take at least 9 ms."""
+    """Find a total that holds a delay that was asked for: timers of 0 to 9 ms take at least 9 ms."""
     for group in grouped(reports.records):
         cases: dict[str, list[tuple[Record, Quantity]]] = {}
         for record in group:
@@ -448,7 +448,7 @@ def check_waiting(reports: Reports) -> Iterator[Finding]:
 
 
 def check_operation(reports: Reports) -> Iterator[Finding]:
-    """A time per operation and a rate of the same sequential operations are each other's inverse."""
+    """Check that a time per operation and a rate of the same sequential operations are each other's inverse."""
     for record in reports.records:
         rate, each = record.get("rate"), record.get("operation")
         if rate is None or each is None or record.get("connections") is not None:
@@ -467,7 +467,7 @@ def check_operation(reports: Reports) -> Iterator[Finding]:
 
 
 def check_counts(reports: Reports) -> Iterator[Finding]:
-    """Operations / time = rate; bytes / time = bandwidth."""
+    """Check that operations / time = rate, and bytes / time = bandwidth."""
     for record in reports.records:
         operations = record.get("operations") or record.get("count")
         time = record.get("measured_time") or record.get("total") or record.get("duration")
@@ -516,7 +516,7 @@ def check_counts(reports: Reports) -> Iterator[Finding]:
 
 
 def check_bandwidth(reports: Reports) -> Iterator[Finding]:
-    """Bandwidth = rate x size, in one direction or in both."""
+    """Check that bandwidth = rate x size, in one direction or in both."""
     for record in reports.records:
         bandwidth, size = record.get("bandwidth"), record.get("size")
         rate, derived = record.get("rate"), ""
@@ -565,12 +565,12 @@ def check_bandwidth(reports: Reports) -> Iterator[Finding]:
 
 
 def is_near(ratio: float, factor: float, slack: float = 0.03) -> bool:
-    """Whether a ratio is a factor or its inverse."""
+    """Return whether a ratio is a factor or its inverse."""
     return abs(ratio / factor - 1) < slack or abs(ratio * factor - 1) < slack
 
 
 def check_totals(reports: Reports) -> Iterator[Finding]:
-    """Totals against figures per connection, per thread and per direction."""
+    """Check totals against figures per connection, per thread and per direction."""
     for record in reports.records:
         yield from check_tcpkali(record)
         each, threads, rate = record.get("rate_each_thread"), record.get("threads"), record.get("rate")
@@ -608,7 +608,7 @@ def check_totals(reports: Reports) -> Iterator[Finding]:
 
 
 def check_tcpkali(record: Record) -> Iterator[Finding]:
-    """tcpkali's figures against each other."""
+    """Check tcpkali's figures against each other."""
     time = record.get("measured_time")
     for way, direction in (("received", "down"), ("sent", "up")):
         data, bandwidth = record.get(f"bytes_{way}"), record.get(f"bandwidth_{direction}")
@@ -654,7 +654,7 @@ def check_tcpkali(record: Record) -> Iterator[Finding]:
 
 
 def check_hidden_totals(group: Sequence[Record]) -> Iterator[Finding]:
-    """Figures per connection at several numbers of connections, whose totals fall, without the totals."""
+    """Find figures per connection at several numbers of connections, whose totals fall, without the totals."""
     by_subject: dict[str, list[tuple[float, Quantity, Record]]] = {}
     for record in group:
         each, connections = record.get("bandwidth_each"), record.get("connections")
@@ -742,7 +742,7 @@ COMPARED = ("operation", "rate", "mean", "bandwidth_each", "bandwidth", "total",
 
 
 def check_repeats(reports: Reports) -> Iterator[Finding]:
-    """The same subject, conditions and figure in two places, with different values."""
+    """Find the same subject, conditions and figure in two places, with different values."""
     names = list(dict.fromkeys(record.subject for record in reports.records if record.table >= 0))
     for one, other in itertools.combinations(reports.records, 2):
         if (one.document, one.table, one.source) == (other.document, other.table, other.source) and one.table >= 0:
@@ -780,7 +780,10 @@ def check_repeats(reports: Reports) -> Iterator[Finding]:
 
 
 def same_conditions(one: Record, other: Record) -> bool:
-    """Whether two records were measured alike: no condition differs, and where a tool's output says more, its table is about the same."""
+    """Return whether two records were measured alike.
+
+    No condition differs, and where a tool's output says more, its table is about the same.
+    """
     for kind in {*one.settings, *other.settings} - {"threads"}:
         first, second = one.get(kind), other.get(kind)
         if first is not None and second is not None and not math.isclose(first.value, second.value, rel_tol=1e-6):
@@ -793,7 +796,7 @@ def same_conditions(one: Record, other: Record) -> bool:
 
 
 def is_same_subject(one: Record, other: Record, names: Sequence[str]) -> bool:
-    """Whether two records are about one subject."""
+    """Return whether two records are about one subject."""
     if not one.subject or not other.subject:
         return False
     if one.source == other.source == "table":
@@ -803,7 +806,7 @@ def is_same_subject(one: Record, other: Record, names: Sequence[str]) -> bool:
 
 
 def check_directions(reports: Reports) -> Iterator[Finding]:
-    """Bandwidth per connection that adds both directions, and is shown without saying so."""
+    """Find bandwidth per connection that adds both directions, and is shown without saying so."""
     names = list(dict.fromkeys(record.subject for record in reports.records if record.table >= 0))
     for table, log in itertools.product(reports.records, reports.records):
         if table.source != "table" or log.source != "tcpkali" or table.document != log.document:
@@ -845,7 +848,7 @@ def per_operation(record: Record) -> Quantity | None:
 
 
 def check_identical(reports: Reports) -> Iterator[Finding]:
-    """Two benchmarks with another name and the same figures."""
+    """Find two benchmarks with another name and the same figures."""
     for group in reports.table_groups():
         cases: dict[str, dict[str, tuple[Quantity, Record]]] = {}
         for record in group:
@@ -905,7 +908,7 @@ def long_figures(record: Record) -> dict[str, str]:
 
 
 def check_factors(reports: Reports) -> Iterator[Finding]:
-    """Subjects that are compared, and never under the same conditions."""
+    """Find subjects that are compared, and never under the same conditions."""
     for group in reports.table_groups():
         by_subject: dict[str, set[tuple[tuple[str, float], ...]]] = {}
         kinds: set[str] = set()
@@ -945,7 +948,7 @@ def check_factors(reports: Reports) -> Iterator[Finding]:
 
 
 def check_efficiency(reports: Reports) -> Iterator[Finding]:
-    """A higher rate that took more CPU than it gained."""
+    """Find a higher rate that took more CPU than it gained."""
     for group in reports.table_groups():
         for one, other in itertools.combinations(group, 2):
             if one.subject == other.subject or one.conditions != other.conditions or one.label != other.label:
@@ -980,7 +983,7 @@ def check_efficiency(reports: Reports) -> Iterator[Finding]:
 
 
 def check_saturation(reports: Reports) -> Iterator[Finding]:
-    """A limit that is claimed, while the CPU is idle."""
+    """Find a limit that is claimed, while the CPU is idle."""
     for document in reports.documents:
         loads = [
             (record.figures["cpu"], record)
@@ -1039,7 +1042,7 @@ def main_figure(record: Record) -> Quantity | None:
 
 
 def check_changes(reports: Reports) -> Iterator[Finding]:
-    """Percentages and speed-ups in a table against the figures beside them."""
+    """Check percentages and speed-ups in a table against the figures beside them."""
     for group in reports.table_groups():
         for record in group:
             for kind in ("change", "speedup"):
@@ -1140,7 +1143,7 @@ HIGHER_IS_BETTER = ("rate", "bandwidth", "bandwidth_each", "bandwidth_total")
 
 
 def check_winners(reports: Reports) -> Iterator[Finding]:
-    """Who is said to be best, against the figures in the same row."""
+    """Check who is said to be best, against the figures in the same row."""
     for group in reports.table_groups():
         for record in group:
             if not record.winner:
@@ -1194,7 +1197,7 @@ OTHER_MATTERS = re.compile(
 
 
 def check_claims(reports: Reports) -> Iterator[Finding]:
-    """Speed-ups that a report's sentences claim, and no pair of its figures gives."""
+    """Find speed-ups that a report's sentences claim, and no pair of its figures gives."""
     for document in reports.documents:
         records = [record for record in reports.records if record.document == document.name]
         ratios = all_ratios(records)
@@ -1218,7 +1221,7 @@ def check_claims(reports: Reports) -> Iterator[Finding]:
 
 
 def names_subject(records: Sequence[Record], text: str) -> bool:
-    """Whether a sentence names one of the subjects."""
+    """Return whether a sentence names one of the subjects."""
     words = set(re.findall(r"[\w.+#]+", text.lower()))
     return any(
         set(re.findall(r"[\w.+#]+", name)) <= words for record in records for name in names_of(record.subject) if name
@@ -1226,7 +1229,7 @@ def names_subject(records: Sequence[Record], text: str) -> bool:
 
 
 def is_claim(match: re.Match[str], text: str) -> bool:
-    """Whether a match of CLAIM says how much faster something is."""
+    """Return whether a match of CLAIM says how much faster something is."""
     # "5-7x" without a word is one, too; a lone percentage needs one, and "1 KB x 2000" isn't one.
     return not OTHER_MATTERS.search(text) and bool(match["word"] or (match["high"] and match["unit"] != "%"))
 
@@ -1296,7 +1299,7 @@ def claimed_ratios(match: re.Match[str]) -> list[tuple[float, float]]:
 
 
 def follows(match: re.Match[str], ratios: Sequence[Ratio]) -> bool:
-    """Whether some pair of figures gives a claim, in either direction."""
+    """Return whether some pair of figures gives a claim, in either direction."""
     for low, high in claimed_ratios(match):
         for ratio in ratios:
             for below, above in ((ratio.low, ratio.high), (1 / ratio.high, 1 / ratio.low)):
@@ -1317,7 +1320,7 @@ def nearest(match: re.Match[str], ratios: Sequence[Ratio]) -> str:
 
 
 def check_unmeasured(reports: Reports) -> Iterator[Finding]:
-    """Subjects that are announced or surpassed, and have no row; numbers of connections beyond what was measured."""
+    """Find subjects that are announced or surpassed, and have no row; numbers of connections beyond what was measured."""
     for document in reports.documents:
         records = [record for record in reports.records if record.document == document.name]
         subjects = list(dict.fromkeys(record.subject for record in records if record.subject))
@@ -1380,7 +1383,7 @@ VAGUE = {
 
 
 def is_name(word: str) -> bool:
-    """Whether a word may be the name of a program: it has a capital, a digit or an unusual letter pair."""
+    """Return whether a word may be the name of a program: it has a capital, a digit or an unusual letter pair."""
     return word[:1].isupper() or word.lower() in PROGRAMS
 
 
@@ -1415,7 +1418,7 @@ PROGRAMS = {
 
 
 def check_announced(document: Document, records: Sequence[Record], known: set[str]) -> Iterator[Finding]:
-    """Subjects in the title that have no row."""
+    """Find subjects in the title that have no row."""
     for listed in re.findall(r"\(([^)]*,[^)]*)\)", document.title):
         names = [name.strip() for name in re.split(r",| and ", listed) if name.strip()]
         measured = [name for name in names if set(re.findall(r"[\w.+#]+", name.lower())) & known]
@@ -1441,7 +1444,7 @@ PROMISE = re.compile(
 
 
 def check_extrapolation(document: Document, records: Sequence[Record]) -> Iterator[Finding]:
-    """More connections than were measured."""
+    """Find more connections than were measured."""
     measured = max(
         (figure.quantity.value for each in records for kind, figure in each.settings.items() if kind == "connections"),
         default=0.0,

@@ -75,7 +75,7 @@ class Quantity:
         )
 
     def meets(self, low: float, high: float) -> bool:
-        """Whether it can lie within an interval."""
+        """Return whether it can lie within an interval."""
         return self.high >= low and self.low <= high
 
     @property

@@ -203,7 +203,7 @@ def subject_of(text: str) -> str:
 
 
 def same_subject(one: str, other: str) -> bool:
-    """Whether two names mean the same: equal but for case, or one has the other's words in parentheses."""
+    """Return whether two names mean the same: equal but for case, or one has the other's words in parentheses."""
     return bool(names_of(one) & names_of(other))
 
 
@@ -219,7 +219,7 @@ def names_of(text: str) -> frozenset[str]:
 
 
 def fits(kind: str, quantity: Quantity) -> bool:
-    """Whether a figure can be of a kind, by its unit."""
+    """Return whether a figure can be of a kind, by its unit."""
     return quantity.dimension in DIMENSIONS.get(kind, ())
 
 
@@ -414,7 +414,7 @@ def read_table(table: Table, number: int, context: str) -> Iterator[Record]:
 
 
 def figure_subjects(columns: Sequence[Column]) -> bool:
-    """Whether columns are named after subjects."""
+    """Return whether columns are named after subjects."""
     return any(column.role == "figure" and column.subject for column in columns)
 
 
@@ -478,7 +478,7 @@ def name_bandwidth(records: Sequence[Record], tool_records: Sequence[Record]) ->
 
 
 def is_each(record: Record, log: Record) -> bool:
-    """Whether a bandwidth in a table is what a tool gives for each connection, under the same conditions."""
+    """Return whether a bandwidth in a table is what a tool gives for each connection, under the same conditions."""
     each, bandwidth = log.get("bandwidth_each"), record.get("bandwidth")
     connections = record.get("connections")
     if each is None or bandwidth is None or connections is None or connections.value < 2:

@@ -57,7 +57,7 @@ class Elsewhere:
 
     @contextlib.contextmanager
     def joined(self, placement: results.Placement, targets_folder: Path | None) -> "Iterator[Cluster]":
-        """Connect to the machines of the cluster, or make them on this one; raises Refused."""
+        """Connect to the machines of the cluster, or make them on this one; raise Refused."""
         worker.dask_library()
         from ringlab.cluster.coordinator import Cluster
 
@@ -70,7 +70,7 @@ class Elsewhere:
 
 
 def arms_of_addresses(addresses: tuple[str, ...]) -> list[manifest.Arm]:
-    """Return the arms that stand for servers that run already; raises Refused."""
+    """Return the arms that stand for servers that run already; raise Refused."""
     arms = []
     for address in addresses:
         host, _, port = address.rpartition(":")
@@ -110,7 +110,7 @@ def tls_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def encryption_of(tls_ca_file: str | None, tls_cert: str | None, tls_key: str | None) -> Encryption:
-    """Return what the options ask for; raises Refused."""
+    """Return what the options ask for; raise Refused."""
     given = (tls_ca_file, tls_cert, tls_key)
     if any(given) and not all(given):
         raise Refused("TLS needs all three of --tls-ca-file, --tls-cert and --tls-key")
@@ -148,7 +148,7 @@ def elsewhere_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def elsewhere_of(cluster: str, generators: int, addresses: tuple[str, ...], tls: Encryption) -> Elsewhere:
-    """Return what the options ask for; raises Refused."""
+    """Return what the options ask for; raise Refused."""
     if cluster and cluster != LOCAL:
         cluster = worker.check_address(cluster)
     if not cluster and (generators or tls != Encryption()):

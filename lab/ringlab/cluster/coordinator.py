@@ -102,7 +102,7 @@ class Cluster:
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
 
     def __enter__(self) -> Self:
-        """Connect, and check all machines; raises Refused."""
+        """Connect, and check all machines; raise Refused."""
         self.thread.start()
         try:
             self.do(self.connect())
@@ -154,7 +154,7 @@ class Cluster:
     # --- finding and checking machines ---
 
     async def connect(self) -> None:
-        """Connect to the scheduler; raises Refused."""
+        """Connect to the scheduler; raise Refused."""
         library = worker.dask_library()
         try:
             self.client = await library.Client(
@@ -180,7 +180,7 @@ class Cluster:
         self.lock = semaphore
 
     async def call(self, address: str, function: Callable[..., T], *arguments: Any) -> T:
-        """Call a function on a worker, which returns at once; raises OSError where it doesn't answer."""
+        """Call a function on a worker, which returns at once; raise OSError where it doesn't answer."""
         limit_s = AGAIN_S if address in self.silent else ANSWER_S
         self.silent.add(address)
         try:
@@ -195,7 +195,7 @@ class Cluster:
         return answer
 
     async def ask(self, machine: Machine, function: Callable[..., T], *arguments: Any) -> T:
-        """Call a function on a machine of the run; raises MachineLost."""
+        """Call a function on a machine of the run; raise MachineLost."""
         try:
             return await self.call(machine.worker, function, *arguments)
         except OSError as error:
@@ -224,7 +224,7 @@ class Cluster:
         return found
 
     async def take(self) -> None:
-        """Choose machines and check them; raises Refused."""
+        """Choose machines and check them; raise Refused."""
         found = await self.find()
         wanted = self.generators or max(1, len(found[LOAD]))
         for role, count in ((SERVER, int(self.serves)), (LOAD, wanted)):
@@ -298,7 +298,7 @@ class Cluster:
         return day_ahead_ns
 
     def recover(self) -> None:
-        """Wait until all machines are there again, or others in their place; raises NoMachines."""
+        """Wait until all machines are there again, or others in their place; raise NoMachines."""
         self.do(self.replace_lost())
 
     async def replace_lost(self) -> None:
@@ -399,7 +399,7 @@ class Cluster:
             await self.forget(task.future)
 
     def instruments(self) -> Instruments:
-        """Return what can look into a server on its machine; raises MachineLost."""
+        """Return what can look into a server on its machine; raise MachineLost."""
         if self.server is None:
             return Instruments()
         return self.do(self.ask(self.server, seat.find_instruments))
@@ -456,7 +456,7 @@ class Cluster:
         return Task(name, machine, self.submit(machine, function, name, *arguments))
 
     async def look(self, task: Task) -> None:
-        """Look at what a task has reported; raises what has ended it, and MachineLost."""
+        """Look at what a task has reported; raise what has ended it, and MachineLost."""
         if task.done:
             if task.future.status == "error":
                 error = await task.future.exception()
@@ -641,7 +641,7 @@ class ClusterServing:
 
 
 def finished(task: Task) -> bool:
-    """Whether a task has a result."""
+    """Return whether a task has a result."""
     return task.done and task.future.status == "finished"
 
 

@@ -50,7 +50,7 @@ class Place:
 
 
 def ip(*words: str) -> None:
-    """Run ip(8); raises Refused."""
+    """Run ip(8); raise Refused."""
     done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
     if done.returncode:
         raise Refused(
@@ -118,7 +118,7 @@ class Namespaces:
         self.stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        """Make everything; raises Refused."""
+        """Make everything; raise Refused."""
         check_rights()
         # What is missing is told of each machine later.
         with contextlib.suppress(generator.GeneratorMissing):
@@ -180,7 +180,7 @@ class Namespaces:
             )
 
     def start(self) -> None:
-        """Start the scheduler and the workers, and wait until they are connected; raises Refused."""
+        """Start the scheduler and the workers, and wait until they are connected; raise Refused."""
         scheduler = [sys.executable, "-P", "-m", "distributed.cli.dask_scheduler", "--host", f"{NETWORK}.1"]
         self.run(SWITCH, "scheduler", [*scheduler, "--port", str(PORT), "--no-dashboard"])
         for place in self.places:

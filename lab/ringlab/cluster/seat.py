@@ -56,7 +56,7 @@ class Here:
     arms: dict[str, manifest.Arm] = field(default_factory=dict)
 
     def arm(self, name: str) -> manifest.Arm:
-        """Return an arm of this machine; raises SampleFailed."""
+        """Return an arm of this machine; raise SampleFailed."""
         if name not in self.arms:
             self.arms = {arm.name: arm for arm in manifest.discover(self.targets_folder, broken={})}
         if name not in self.arms:
@@ -95,7 +95,7 @@ class Seat:
         self.stdin: int | None = None
 
     def next(self) -> dict[str, Any]:
-        """Wait for a message; raises Abandoned."""
+        """Wait for a message; raise Abandoned."""
         while True:
             self.check()
             with contextlib.suppress(queue.Empty):

@@ -64,7 +64,7 @@ class Options:
 
 
 def dask_library() -> Any:
-    """Return Dask distributed, without its types, with the settings of whatever measures; raises Refused where it isn't installed."""
+    """Return Dask distributed, without its types, with the settings of whatever measures; raise Refused where it isn't installed."""
     try:
         import dask
         import distributed
@@ -76,7 +76,7 @@ def dask_library() -> Any:
 
 
 def check_address(scheduler: str) -> str:
-    """Return the address of a scheduler in full; raises Refused."""
+    """Return the address of a scheduler in full; raise Refused."""
     try:
         parts = urlsplit(scheduler if "://" in scheduler else f"tcp://{scheduler}")
         host, port = parts.hostname, parts.port or PORT
@@ -90,7 +90,7 @@ def check_address(scheduler: str) -> str:
 
 
 def own_address(scheduler: str) -> str:
-    """Return this machine's address towards a scheduler; raises Refused."""
+    """Return this machine's address towards a scheduler; raise Refused."""
     parts = urlsplit(scheduler)
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

@@ -161,7 +161,7 @@ def view(index: int, name: str, result: Result) -> Page:
 
 
 def workload_order(cell: Cell) -> int:
-    """Workloads come in the order of WORKLOADS; cells keep theirs."""
+    """Return the sort key that puts workloads in the order of WORKLOADS; cells keep theirs."""
     return list(WORKLOADS).index(cell.workload)
 
 

@@ -22,7 +22,7 @@ class Unable(Exception):
 
 
 def make(command: Sequence[str]) -> None:
-    """Run a command; raises Unable."""
+    """Run a command; raise Unable."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:

@@ -270,7 +270,7 @@ def with_parent() -> list[str]:
 
 
 def run(command: list[str], expected_s: float, cpus: Sequence[int] = ()) -> dict[str, Any]:
-    """Run a program to its end and return the JSON object that it prints; raises Failed."""
+    """Run a program to its end and return the JSON object that it prints; raise Failed."""
     with tempfile.TemporaryFile() as stderr:
         process = subprocess.Popen(
             [*with_parent(), *command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr

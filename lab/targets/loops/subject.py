@@ -54,7 +54,7 @@ class Surroundings:
 
 
 def nothing() -> None:
-    """The callback of the scheduling benchmarks."""
+    """Do nothing, as the callback of the scheduling benchmarks."""
 
 
 class WrongBehaviour(Exception):
@@ -87,7 +87,7 @@ class Clock:
             self.schedstat = -1
 
     def ns(self) -> int:
-        """The time now; only differences have a meaning."""
+        """Return the time now; only differences have a meaning."""
         waited_ns = int(os.pread(self.schedstat, 100, 0).split()[1]) if self.schedstat >= 0 else 0
         return time.perf_counter_ns() - waited_ns
 
@@ -141,13 +141,13 @@ def batches(loop: Loop, clock: Clock, count: int) -> Iterator[Measurement]:
 
 @contextlib.contextmanager
 def call_soon(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
-    """Batches of 1,000 callbacks, whose objects stay in the CPU's cache."""
+    """Measure batches of 1,000 callbacks, whose objects stay in the CPU's cache."""
     yield from batches(loop, clock, 1_000)
 
 
 @contextlib.contextmanager
 def call_soon_50000(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
-    """A batch of 50,000 callbacks, whose objects come from memory and go back to it."""
+    """Measure a batch of 50,000 callbacks, whose objects come from memory and go back to it."""
     yield from batches(loop, clock, 50_000)
 
 
@@ -187,7 +187,7 @@ def iterations_until_served(loop: Loop) -> int:
 
 @contextlib.contextmanager
 def chain(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
-    """10,000 callbacks that reschedule themselves, one per iteration, beside an idle listening socket.
+    """Measure 10,000 callbacks that reschedule themselves, one per iteration, beside an idle listening socket.
 
     The socket is no decoration: a connection that comes during the chain must be accepted during the chain.
     """
@@ -230,7 +230,7 @@ def chain(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
 
 @contextlib.contextmanager
 def chains(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
-    """100 chains of callbacks that schedule their successor, side by side, 500 links long: 100 callbacks an iteration."""
+    """Measure 100 chains of callbacks that schedule their successor, side by side, 500 links long: 100 callbacks an iteration."""
     side_by_side, count = 100, 50_000
 
     def measure() -> Figures:
@@ -256,13 +256,13 @@ def chains(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
 
 
 def timer_delays_s(count: int) -> list[float]:
-    """0 to 9 ms, mixed, the same for every arm."""
+    """Return delays of 0 to 9 ms, mixed, the same for every arm."""
     return [index * 7 % 10 / 1000 for index in range(count)]
 
 
 @contextlib.contextmanager
 def timers(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
-    """5,000 call_later of 0 to 9 ms: what it costs to insert them, and to run them once they are due; nothing waits."""
+    """Measure 5,000 call_later of 0 to 9 ms: what it costs to insert them, and to run them once they are due; nothing waits."""
     count = 5_000
     delays = timer_delays_s(count)
     ran: list[int] = []
@@ -294,7 +294,7 @@ def timers(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
 
 @contextlib.contextmanager
 def timer_lateness(loop: Loop, _clock: Clock, _: Surroundings) -> Iterator[Measurement]:
-    """5,000 call_later of 0 to 9 ms: how long after its time each runs, and the CPU time in all."""
+    """Measure 5,000 call_later of 0 to 9 ms: how long after its time each runs, and the CPU time in all."""
     count = 5_000
     delays = timer_delays_s(count)
 
@@ -324,7 +324,7 @@ def timer_lateness(loop: Loop, _clock: Clock, _: Surroundings) -> Iterator[Measu
 
 @contextlib.contextmanager
 def timers_cancel(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
-    """10,000 times call_later and cancel, then one iteration of the loop, which gets to clean up."""
+    """Measure 10,000 times call_later and cancel, then one iteration of the loop, which gets to clean up."""
     count = 10_000
     ran: list[int] = []
     loop.call_later(0.001, ran.append, 1).cancel()
@@ -345,7 +345,7 @@ def timers_cancel(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measure
 
 @contextlib.contextmanager
 def threadsafe(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
-    """10,000 call_soon_threadsafe from another thread, while the loop runs; to the last callback's run."""
+    """Measure 10,000 call_soon_threadsafe from another thread, while the loop runs; to the last callback's run."""
     count = 10_000
 
     def race(callback: Callable[[], object]) -> Figures:
@@ -376,7 +376,7 @@ def threadsafe(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measuremen
 
 @contextlib.contextmanager
 def flood(loop: Loop, _clock: Clock, _: Surroundings) -> Iterator[Measurement]:
-    """Four threads do nothing but post callbacks for 0.3 s: how late a tick of every 10 ms comes, how long a post takes, and
+    """Measure four threads that do nothing but post callbacks for 0.3 s: how late a tick of every 10 ms comes, how long a post takes, and
     how many callbacks run."""
     seconds, interval = 0.3, 0.01
     ran = 0
@@ -438,7 +438,7 @@ def flood(loop: Loop, _clock: Clock, _: Surroundings) -> Iterator[Measurement]:
 
 @contextlib.contextmanager
 def post_without_loop(loop: Loop, _clock: Clock, _: Surroundings) -> Iterator[Measurement]:
-    """A thread posts 20,000 callbacks while a callback waits for it outside the GIL, and as many before the loop runs: the
+    """Measure a thread that posts 20,000 callbacks while a callback waits for it outside the GIL, and as many before the loop runs: the
     longest post, and the average one."""
     count = 20_000
     ran = 0
@@ -489,7 +489,7 @@ def post_without_loop(loop: Loop, _clock: Clock, _: Surroundings) -> Iterator[Me
 
 @contextlib.contextmanager
 def accept_while_busy(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
-    """A hundred clients come in each iteration of a loop that is never idle: how many of them wait, at most and on average."""
+    """Measure a hundred clients in each iteration of a loop that is never idle: how many of them wait, at most and on average."""
     iterations, clients_each, clients_kept = 30, 100, 300
     made = 0
 
@@ -532,7 +532,7 @@ def accept_while_busy(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Mea
 
 @contextlib.contextmanager
 def gather(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
-    """asyncio.gather of 1,000 tasks that each sleep(0) once."""
+    """Measure asyncio.gather of 1,000 tasks that each sleep(0) once."""
     count = 1_000
 
     async def once(number: int) -> int:
@@ -565,7 +565,7 @@ def futures(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
 
 @contextlib.contextmanager
 def executor(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
-    """run_in_executor of a function that returns at once, awaited: 200 times one after the other."""
+    """Measure run_in_executor of a function that returns at once, awaited: 200 times one after the other."""
     count = 200
     ran_in = loop.run_until_complete(loop.run_in_executor(None, threading.get_ident))
     require(ran_in != threading.get_ident(), "run_in_executor runs in another thread")
@@ -580,7 +580,7 @@ def executor(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]
 
 @contextlib.contextmanager
 def server(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
-    """create_server on 127.0.0.1, port 0, which listens when it returns; then close."""
+    """Measure create_server on 127.0.0.1, port 0, which listens when it returns; then close."""
     count = 100
 
     async def once() -> None:
@@ -617,7 +617,7 @@ def server(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
 
 @contextlib.contextmanager
 def connect(loop: Loop, clock: Clock, surroundings: Surroundings) -> Iterator[Measurement]:
-    """create_connection to a server in C in another process, close, wait for connection_lost: the client's cost."""
+    """Measure create_connection to a server in C in another process, close, wait for connection_lost: the client's cost."""
     port = surroundings.port
     lost: asyncio.Future[None]
 
@@ -644,7 +644,7 @@ def connect(loop: Loop, clock: Clock, surroundings: Surroundings) -> Iterator[Me
 
 @contextlib.contextmanager
 def getaddrinfo(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
-    """getaddrinfo of an address literal, and the C library's own beside it."""
+    """Measure getaddrinfo of an address literal, and the C library's own beside it."""
     count = 1_000
     arguments = ("127.0.0.1", 80)
 
@@ -674,7 +674,7 @@ def getaddrinfo(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measureme
 
 @contextlib.contextmanager
 def spawn(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
-    """create_subprocess_exec of /bin/true, and wait for it."""
+    """Measure create_subprocess_exec of /bin/true, and wait for it."""
     count = 20
 
     async def once(program: str) -> int:
@@ -707,7 +707,7 @@ def read_child(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measuremen
 
 @contextlib.contextmanager
 def sendfile(loop: Loop, clock: Clock, surroundings: Surroundings) -> Iterator[Measurement]:
-    """loop.sendfile of 10 MB to a program in C that reads and forgets it."""
+    """Measure loop.sendfile of 10 MB to a program in C that reads and forgets it."""
     size = 10_000_000
     with tempfile.TemporaryFile() as file:
         file.write(os.urandom(size))
@@ -743,7 +743,7 @@ def communicate(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measureme
 
 @contextlib.contextmanager
 def read_pipe(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
-    """connect_read_pipe: a message of 1 KB that the same thread writes into the pipe, until the protocol has it."""
+    """Measure connect_read_pipe: a message of 1 KB that the same thread writes into the pipe, until the protocol has it."""
     count, message = 500, os.urandom(1024)
     received = bytearray()
     arrived: asyncio.Future[None]
@@ -780,7 +780,7 @@ def read_pipe(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement
 
 @contextlib.contextmanager
 def write_pipe(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
-    """connect_write_pipe: a message of 1 KB, which the same thread reads from the pipe when the loop has had a turn."""
+    """Measure connect_write_pipe: a message of 1 KB, which the same thread reads from the pipe when the loop has had a turn."""
     count, message = 500, os.urandom(1024)
     reading, writing = os.pipe()
     transport, _protocol = loop.run_until_complete(
@@ -806,7 +806,7 @@ def write_pipe(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measuremen
 
 @contextlib.contextmanager
 def sock_connect(loop: Loop, clock: Clock, surroundings: Surroundings) -> Iterator[Measurement]:
-    """sock_connect to a server in C in another process, and close."""
+    """Measure sock_connect to a server in C in another process, and close."""
     count = 100
     address = (HOST, surroundings.port)
 
@@ -833,7 +833,7 @@ def sock_connect(loop: Loop, clock: Clock, surroundings: Surroundings) -> Iterat
 
 @contextlib.contextmanager
 def sock_accept(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
-    """sock_accept of connections that the same thread makes before it waits, and close both ends."""
+    """Measure sock_accept of connections that the same thread makes before it waits, and close both ends."""
     count = 100
     listener = listen(blocking=False)
     address = listener.getsockname()
@@ -856,7 +856,7 @@ def round_trips(
     loop: Loop, clock: Clock, count: int, message: bytes,
     server_context: ssl.SSLContext | None = None, client_context: ssl.SSLContext | None = None,
 ) -> Iterator[Measurement]:  # fmt: skip
-    """A message there and back between two protocols of one loop, `count` times."""
+    """Measure a message there and back between two protocols of one loop, `count` times."""
     received = bytearray()
     left = 0
     done: asyncio.Future[None]
@@ -900,13 +900,13 @@ def round_trips(
 
 @contextlib.contextmanager
 def ping_pong(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
-    """64 bytes there and back over TCP, client and server in one loop."""
+    """Measure 64 bytes there and back over TCP, client and server in one loop."""
     yield from round_trips(loop, clock, 1_000, bytes(range(64)))
 
 
 @contextlib.contextmanager
 def tls_one_loop(loop: Loop, clock: Clock, surroundings: Surroundings) -> Iterator[Measurement]:
-    """1 KB there and back under TLS, client and server in one loop."""
+    """Measure 1 KB there and back under TLS, client and server in one loop."""
     server_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server_context.load_cert_chain(surroundings.certificate, surroundings.key)
     client_context = ssl.create_default_context(cafile=surroundings.certificate)
@@ -916,7 +916,7 @@ def tls_one_loop(loop: Loop, clock: Clock, surroundings: Surroundings) -> Iterat
 def requests_over_streams(
     loop: Loop, clock: Clock, request: bytes, answer_one: Callable[[asyncio.StreamReader], Coroutine[Any, Any, bytes]]
 ) -> Iterator[Measurement]:
-    """Requests to a server made of streams, on 20 connections. The clients are protocols in the same loop."""
+    """Measure requests to a server made of streams, on 20 connections. The clients are protocols in the same loop."""
     connections, count, response = 20, 2000, b"+OK\r\n"
     left = 0
     done: asyncio.Future[None]
@@ -972,7 +972,7 @@ def requests_over_streams(
 
 @contextlib.contextmanager
 def read_lines(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
-    """A request of two lines, as those of Redis."""
+    """Measure a request of two lines, as those of Redis."""
 
     async def answer_one(reader: asyncio.StreamReader) -> bytes:
         if not await reader.readline():
@@ -984,7 +984,7 @@ def read_lines(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measuremen
 
 @contextlib.contextmanager
 def read_exactly(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
-    """A request of a length and as many bytes."""
+    """Measure a request of a length and as many bytes."""
 
     async def answer_one(reader: asyncio.StreamReader) -> bytes:
         length = int.from_bytes(await reader.readexactly(4), "big")

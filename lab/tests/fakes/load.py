@@ -114,7 +114,7 @@ def wait_for_start() -> None:
 
 
 def take(pause: str) -> bool:
-    """Only one of several generators is paused: the file then says whose child it is."""
+    """Take the pause for one of several generators: the file then says whose child it is."""
     stem = os.path.splitext(pause)[0]
     try:
         os.rename(pause, f"{stem}.taking")

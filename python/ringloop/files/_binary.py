@@ -138,22 +138,22 @@ class File(Generic[_AnyStr]):
         return self._descriptor.share()
 
     async def isatty(self) -> bool:
-        """Whether it is a terminal."""
+        """Return whether it is a terminal."""
         self._check_open("I/O operation on closed file")
         return not self._descriptor.is_regular and os.isatty(self._descriptor.fd)
 
     async def seekable(self) -> bool:
-        """Whether it has a position."""
+        """Return whether it has a position."""
         self._check_open("I/O operation on closed file")
         return self._descriptor.seekable
 
     def readable(self) -> Any:
-        """Whether it was opened for reading."""
+        """Return whether it was opened for reading."""
         self._check_open("I/O operation on closed file")
         return self._descriptor.raw.readable()
 
     async def writable(self) -> bool:
-        """Whether it was opened for writing."""
+        """Return whether it was opened for writing."""
         self._check_open("I/O operation on closed file")
         return self._descriptor.raw.writable()
 
@@ -306,7 +306,7 @@ class _Binary(File[bytes]):
         return data
 
     async def pwrite(self, data: ReadableBuffer, offset: int, /) -> int:
-        """Write at an offset, as `os.pwrite`: past the buffer, and without moving the file. Returns how many bytes."""
+        """Write at an offset, as `os.pwrite`: past the buffer, and without moving the file. Return how many bytes."""
         self._check_open()
         if offset < 0:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
@@ -557,7 +557,7 @@ class _Buffered(_Binary):
         return self._take(size)
 
     def _read1_now(self, size: int) -> bytes | None:
-        """`_read1`, or None if that might wait."""
+        """Read as `_read1`, or return None if that might wait."""
         if self._used < len(self._ahead):
             return self._take(size)
         if self._out or self._descriptor.left:
@@ -735,7 +735,7 @@ class _Buffered(_Binary):
             self._written(self._write_now(self._descriptor.fd, self._out))
 
     def _keeps(self, size: int) -> bool:
-        """Whether an empty buffer would take this many bytes; from Python 3.13 on, `io` writes what would fill it."""
+        """Return whether an empty buffer would take this many bytes; from Python 3.13 on, `io` writes what would fill it."""
         return size < self._size if sys.version_info >= (3, 13) else size <= self._size
 
     async def _write(self, view: memoryview) -> int:

@@ -167,7 +167,7 @@ class Pending:
             lock.release()
 
     def is_over(self) -> bool:
-        """Whether the result is there."""
+        """Return whether the result is there."""
         return self.done
 
     async def wait(
@@ -576,7 +576,7 @@ class Descriptor:
             return None
 
     def never_waits(self) -> bool:
-        """Whether it is not a file on a disk, and was made non-blocking."""
+        """Return whether it is not a file on a disk, and was made non-blocking."""
         return not self.is_regular and not os.get_blocking(self.fd)
 
     def start_write_here(self, data: bytearray | memoryview, taken: Callable[[int | None], None] | None) -> Pending:

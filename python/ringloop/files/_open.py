@@ -73,7 +73,7 @@ class FileContext(Coroutine[Any, Any, _F]):
         return self._leave() if self._obj is None else self._obj.close()
 
     async def _leave(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: there is nothing to close."""
 
     # For those who forget that it is asynchronous.
 

@@ -146,7 +146,7 @@ class TextFile(File[str]):
         return self._buffer
 
     async def readable(self) -> bool:
-        """Whether it was opened for reading."""
+        """Return whether it was opened for reading."""
         return bool(super().readable())
 
     def detach(self) -> Any:
@@ -222,7 +222,7 @@ class TextFile(File[str]):
         self._decoded, self._used, self._snapshot = "", 0, None
 
     def _note(self) -> tuple[Any, ...]:
-        """Everything that a call may change before it waits."""
+        """Return everything that a call may change before it waits."""
         state = self._decoder.getstate() if self._decoder is not None else None
         return self._decoded, self._used, self._snapshot, self._bytes_per_char, state
 

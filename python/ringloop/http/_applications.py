@@ -27,7 +27,7 @@ _PLACEHOLDERS = {"body": "<{} bytes>", "bytes": "<{} bytes>", "text": "<{} chars
 
 
 def load(name: Any) -> Any:
-    """The object that the user named. Raises StartupError if there is none."""
+    """Return the object that the user named. Raise StartupError if there is none."""
     try:
         return import_from_string(name)
     except ImportFromStringError as error:
@@ -53,14 +53,14 @@ def call_factory(app: Any, factory: bool) -> Any:
 
 
 def is_asgi3(app: Any) -> bool:
-    """Whether the application is of ASGI 3 rather than 2, by what calling it would return."""
+    """Return whether the application is of ASGI 3 rather than 2, by what calling it would return."""
     if inspect.isclass(app):
         return hasattr(app, "__await__")
     return iscoroutinefunction(app if inspect.isfunction(app) else getattr(app, "__call__", None))  # noqa: B004
 
 
 def adapt(app: Any, interface: str) -> Application:
-    """The application as ASGI 3. Raises StartupError where WSGI is asked for and a2wsgi is missing."""
+    """Return the application as ASGI 3. Raise StartupError where WSGI is asked for and a2wsgi is missing."""
     if interface == "wsgi":
         adapted: Application = import_optional("a2wsgi", "a2wsgi", "--interface wsgi").WSGIMiddleware(app)
         return adapted

@@ -202,5 +202,5 @@ def command(program: str) -> click.Command:
 
 
 def main(arguments: Sequence[str], program: str) -> None:
-    """Runs the command line `serve`, without the word itself. Raises SystemExit: 2 for a mistake in it."""
+    """Run the command line `serve`, without the word itself. Raise SystemExit: 2 for a mistake in it."""
     command(program).main(list(arguments), prog_name=f"{program} serve")

@@ -43,7 +43,7 @@ _REASONS = {
 
 @contextlib.contextmanager
 def startup_failures_logged() -> Iterator[None]:
-    """Logs a StartupError, and raises SystemExit(3) in its place."""
+    """Log a StartupError, and raise SystemExit(3) in its place."""
     try:
         yield
     except StartupError as error:
@@ -433,21 +433,21 @@ class Config(HttpSettings):
         return headers
 
     def configure_logging(self) -> None:
-        """Sets up logging as the configuration says; child processes do it again."""
+        """Set up logging as the configuration says; child processes do it again."""
         logging.configure(self.log_config, level=self.log_level, use_colors=self.use_colors, access_log=self.access_log)
 
     def get_loop_factory(self) -> Callable[[], EventLoop]:
-        """The factory of the server's event loop. It raises StartupError where no such loop can be made."""
+        """Return the factory of the server's event loop. It raises StartupError where no such loop can be made."""
         return self._make_loop
 
     def load_app(self) -> Any:
-        """Imports what `app` names, and returns it. Raises StartupError."""
+        """Import what `app` names, and return it. Raise StartupError."""
         return _applications.load(self.app)
 
     def load(self) -> None:
-        """Makes `loaded_app`, an ASGI 3 callable, and the TLS context.
+        """Make `loaded_app`, an ASGI 3 callable, and the TLS context.
 
-        Raises StartupError where there is no such application or a file of TLS can't be used, and what the
+        Raise StartupError where there is no such application or a file of TLS can't be used, and what the
         application's import raises.
         """
         if self.is_ssl:
@@ -466,17 +466,17 @@ class Config(HttpSettings):
         self.loaded = True
 
     def trusted_proxies(self) -> TrustedProxies | None:
-        """The proxies whose X-Forwarded-For and X-Forwarded-Proto are trusted; None: no proxy."""
+        """Return the proxies whose X-Forwarded-For and X-Forwarded-Proto are trusted; None: no proxy."""
         return TrustedProxies(self.forwarded_allow_ips or []) if self.proxy_headers else None
 
     def draw_max_requests(self) -> int | None:
-        """The number of requests after which a process ends, with its jitter."""
+        """Return the number of requests after which a process ends, with its jitter."""
         if self.limit_max_requests is None:
             return None
         return self.limit_max_requests + random.randint(0, self.limit_max_requests_jitter)
 
     def bind(self) -> Listeners:
-        """The sockets of `fd`, of `uds`, of systemd, or of `host` and `port`. Raises StartupError."""
+        """Return the sockets of `fd`, of `uds`, of systemd, or of `host` and `port`. Raise StartupError."""
         if self.fd is not None:
             return _listening.adopt(self.fd)
         if self.uds is not None:

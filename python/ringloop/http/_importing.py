@@ -13,9 +13,9 @@ class ImportFromStringError(Exception):
 
 
 def import_from_string(name: Any) -> Any:
-    """The object that "module:attribute" names; anything but a string is returned as it is.
+    """Return the object that "module:attribute" names; anything but a string is returned as it is.
 
-    Raises ImportFromStringError where the module or the attribute doesn't exist, and what the import itself raises.
+    Raise ImportFromStringError where the module or the attribute doesn't exist, and what the import itself raises.
     """
     if not isinstance(name, str):
         return name
@@ -37,7 +37,7 @@ def import_from_string(name: Any) -> Any:
 
 
 def import_optional(module: str, package: str, purpose: str) -> Any:
-    """A module that few users need. Raises StartupError with the command that installs it."""
+    """Return a module that few users need. Raise StartupError with the command that installs it."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

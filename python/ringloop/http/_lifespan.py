@@ -33,7 +33,7 @@ class Lifespan:
         self._is_ending = False
 
     async def startup(self) -> None:
-        """Starts the application; `failed` is then true if it can't be served."""
+        """Start the application; `failed` is then true if it can't be served."""
         if self._mode == "off":
             return
         logger.info("Waiting for application startup.")
@@ -43,7 +43,7 @@ class Lifespan:
             logger.info("Application startup complete.")
 
     async def shutdown(self) -> None:
-        """Ends the application; `failed` is then true if it said that this failed."""
+        """End the application; `failed` is then true if it said that this failed."""
         if self._task is None or self._task.done():
             return
         logger.info("Waiting for application shutdown.")
@@ -55,7 +55,7 @@ class Lifespan:
             logger.info("Application shutdown complete.")
 
     def abandon(self) -> None:
-        """Cancels the application's task: the server ends at once."""
+        """Cancel the application's task: the server ends at once."""
         self._abandoned = True
         if self._task is not None:
             self._task.cancel()

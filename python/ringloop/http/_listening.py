@@ -28,7 +28,7 @@ class Listeners:
         self._identity = None if path is None else _identify(path)
 
     def close(self) -> None:
-        """Closes the sockets. The path is removed, unless it is another file by now."""
+        """Close the sockets. The path is removed, unless it is another file by now."""
         close(self.sockets)
         if self._path is not None and self._identity is not None and _identify(self._path) == self._identity:
             with contextlib.suppress(OSError):
@@ -37,9 +37,9 @@ class Listeners:
 
 
 def bind(host: str | None, port: int, *, reuse_port: bool = False) -> Listeners:
-    """A socket for each address of the host (None or "": all addresses), all with the same port.
+    """Return a socket for each address of the host (None or "": all addresses), all with the same port.
 
-    Raises StartupError.
+    Raise StartupError.
     """
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -87,9 +87,9 @@ def _bind_all(found: list[tuple[Any, Any, int, str, Any]], reuse_port: bool) -> 
 
 
 def bind_unix(path: str) -> Listeners:
-    """A Unix socket. An existing one is replaced, and its mode is kept; a new one gets 0o666.
+    """Return a Unix socket. An existing one is replaced, and its mode is kept; a new one gets 0o666.
 
-    Raises StartupError, also if the path is something other than a socket.
+    Raise StartupError, also if the path is something other than a socket.
     """
     mode = 0o666
     with contextlib.suppress(OSError):
@@ -108,7 +108,7 @@ def bind_unix(path: str) -> Listeners:
 
 
 def adopt(descriptor: int) -> Listeners:
-    """The socket of a descriptor that was inherited; the descriptor itself stays open. Raises StartupError."""
+    """Return the socket of a descriptor that was inherited; the descriptor itself stays open. Raise StartupError."""
     name = f"descriptor {descriptor}"
     try:
         copy = os.dup(descriptor)
@@ -118,9 +118,9 @@ def adopt(descriptor: int) -> Listeners:
 
 
 def passed_by_systemd() -> Listeners | None:
-    """The sockets that sd_listen_fds(3) describes, if there are any. Child processes do not see them.
+    """Return the sockets that sd_listen_fds(3) describes, if there are any. Child processes do not see them.
 
-    Raises StartupError.
+    Raise StartupError.
     """
     process, count = os.environ.get("LISTEN_PID"), os.environ.get("LISTEN_FDS")
     if process != str(os.getpid()) or not (count or "").isdecimal():
@@ -139,7 +139,7 @@ def passed_by_systemd() -> Listeners | None:
 
 
 def _take(descriptor: int, name: str) -> socket.socket:
-    """The stream socket of a descriptor. Raises StartupError, and closes the socket, if it is of another kind."""
+    """Return the stream socket of a descriptor. Raise StartupError, and close the socket, if it is of another kind."""
     try:
         sock = socket.socket(fileno=descriptor)
     except OSError as error:
@@ -159,7 +159,7 @@ def _identify(path: str) -> tuple[int, int] | None:
 
 
 def close(sockets: list[socket.socket]) -> None:
-    """Closes all of them."""
+    """Close all of them."""
     for sock in sockets:
         sock.close()
 

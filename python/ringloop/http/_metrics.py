@@ -63,11 +63,11 @@ class Board:
         self._gone: HttpMetrics | None = None
 
     def note(self, snapshot: Snapshot) -> None:
-        """Takes the news of a process."""
+        """Take the news of a process."""
         self._snapshots[snapshot.process] = snapshot
 
     def end(self, process: int) -> None:
-        """A process has ended."""
+        """Add the counts of a process that has ended."""
         if (snapshot := self._snapshots.pop(process, None)) is None:
             return
         gone = snapshot.http
@@ -75,7 +75,7 @@ class Board:
         self._gone = gone if self._gone is None else _sum(self._gone, gone)
 
     def read(self) -> tuple[HttpMetrics | None, list[Snapshot]]:
-        """The sum of the processes that are gone, and a snapshot of each that runs."""
+        """Return the sum of the processes that are gone, and a snapshot of each that runs."""
         return self._gone, list(self._snapshots.values())
 
 
@@ -96,7 +96,7 @@ def _sum(one: HttpMetrics, other: HttpMetrics) -> HttpMetrics:
 
 
 def check(path: str) -> None:
-    """Raises ValueError if nothing can be served at this path, and StartupError if prometheus_client is missing."""
+    """Raise ValueError if nothing can be served at this path, and StartupError if prometheus_client is missing."""
     if not path.startswith("/"):
         raise ValueError(f"the path of the metrics must begin with a slash: {path!r}")
     _client("core")
@@ -194,7 +194,7 @@ class _Collector:
                 yield made
 
     def _processes(self) -> Iterator[Any]:
-        """CPU time, memory and descriptors, which /proc has for every process."""
+        """Yield CPU time, memory and descriptors, which /proc has for every process."""
         families: dict[str, Any] = {}
         for snapshot in self._snapshots:
             process = snapshot.process

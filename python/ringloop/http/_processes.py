@@ -57,7 +57,7 @@ class Worker:
         board: _metrics.Board,
         ask_for_another: Callable[[Worker], None],
     ) -> None:
-        """Starts the process. `board` takes its metrics; `ask_for_another` is called once when it should be replaced."""
+        """Start the process. `board` takes its metrics; `ask_for_another` is called once when it should be replaced."""
         self._config = config
         self._board = board
         self._ask_for_another = ask_for_another
@@ -94,16 +94,16 @@ class Worker:
         return self._ended.is_set()
 
     async def wait_until_settled(self) -> bool:
-        """Waits until it has started; False if it ended before."""
+        """Wait until it has started; return False if it ended before."""
         await self._settled.wait()
         return self.started and not self.ended
 
     async def wait_until_ended(self) -> None:
-        """Waits until the process is gone."""
+        """Wait until the process is gone."""
         await self._ended.wait()
 
     async def end(self) -> None:
-        """Tells it to end, and waits until it is gone; it is killed when its time is over."""
+        """Tell it to end, and wait until it is gone; it is killed when its time is over."""
         self.signal(signal.SIGTERM)
         limit = self._config.timeout_graceful_shutdown
         try:
@@ -115,7 +115,7 @@ class Worker:
             await self._ended.wait()
 
     def signal(self, number: int) -> None:
-        """Sends it a signal, unless it is gone."""
+        """Send it a signal, unless it is gone."""
         if not self.ended:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, number)
@@ -165,7 +165,7 @@ class Worker:
             self._ask_for_another(self)
 
     async def _look_after(self) -> None:
-        """Kills the process if it stops answering; asks for another one if it is too old or too large."""
+        """Kill the process if it stops answering; ask for another one if it is too old or too large."""
         config, loop = self._config, self._loop
         born = answered = loop.time()
         asked = False
@@ -194,7 +194,7 @@ class Worker:
 
 
 def _resident_mib(pid: int) -> int:
-    """The resident memory of a process; 0 if it is gone."""
+    """Return the resident memory of a process; 0 if it is gone."""
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:
             pages = int(file.read().split()[1])
@@ -204,7 +204,7 @@ def _resident_mib(pid: int) -> int:
 
 
 def _stdin() -> int | None:
-    """The descriptor that a debugger in the child reads from; multiprocessing gives it none."""
+    """Return the descriptor that a debugger in the child reads from; multiprocessing gives it none."""
     try:
         return sys.stdin.fileno()
     except (AttributeError, OSError, ValueError):
@@ -222,7 +222,7 @@ class _ChildServer(Server):
         self._collecting: collections.deque[asyncio.Future[Any]] = collections.deque()
 
     def attend(self) -> None:
-        """Answers the parent's pings, until it has gone; then the server ends. Runs in a thread of its own."""
+        """Answer the parent's pings, in a thread of its own, until it has gone; then end the server."""
         with contextlib.suppress(OSError, EOFError):
             self._send(_HERE)
             while True:
@@ -235,7 +235,7 @@ class _ChildServer(Server):
         self.should_exit = True
 
     async def collect_metrics(self) -> tuple[HttpMetrics | None, list[_metrics.Snapshot]]:
-        """The parent has them, those of other processes up to a second old. It adds them up."""
+        """Return the counts of all processes: the parent has them, those of other processes up to a second old. It adds them up."""
         assert self._loop is not None
         future = self._loop.create_future()
         self._collecting.append(future)
@@ -254,7 +254,7 @@ class _ChildServer(Server):
         return pickle.dumps(_metrics.take(service, loop))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Ends the server; it is not forced by an interrupt, which may come after the parent's SIGTERM.
+        """End the server; it is not forced by an interrupt, which may come after the parent's SIGTERM.
 
         Ctrl-C in a terminal interrupts parent and children. After a second one the parent kills them.
         """

@@ -37,7 +37,7 @@ class TrustedProxies:
         return self._look_up(host) if len(host) > _LONGEST_NAME else self._look_up_cached(host)
 
     def apply(self, scope: dict[str, Any]) -> None:
-        """Sets a request's client and scheme to what its proxy says, if its peer is trusted."""
+        """Set a request's client and scheme to what its proxy says, if its peer is trusted."""
         client = scope.get("client")
         if (client[0] if client else None) not in self:
             return
@@ -65,7 +65,7 @@ class TrustedProxies:
         return address in self._addresses or any(address in network for network in self._networks)
 
     def _client(self, forwarded_for: str) -> tuple[str, int]:
-        """The last address that isn't a trusted proxy's; each proxy appends the one that it was called from."""
+        """Return the last address that isn't a trusted proxy's; each proxy appends the one that it was called from."""
         chain = _split(forwarded_for)
         if not self._everyone:
             for name in reversed(chain):
@@ -80,7 +80,7 @@ def _split(names: str) -> list[str]:
 
 
 def _host_and_port(name: str) -> tuple[str, int]:
-    """A forwarded address and its port, or 0: "1.2.3.4", "1.2.3.4:5", "::1", "[::1]", "[::1]:5".
+    """Return a forwarded address and its port, or 0: "1.2.3.4", "1.2.3.4:5", "::1", "[::1]", "[::1]:5".
 
     Anything else is returned unchanged, so that it matches no trusted address.
     """

@@ -52,7 +52,7 @@ class FileFilter:
 
 
 def _directories(pattern: str, where: pathlib.Path) -> set[pathlib.Path]:
-    """The directories that a pattern names; ".*" is for files alone."""
+    """Return the directories that a pattern names; ".*" is for files alone."""
     if pattern == ".*":
         return set()
     found = [pathlib.Path(pattern)] if os.path.isabs(pattern) else [where / pattern, *where.glob(pattern)]
@@ -101,7 +101,7 @@ class Reloader(Parent):
             self._watch_ends.set()
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Tells the loop of changes, in a thread of its own."""
+        """Tell the loop of changes, in a thread of its own."""
         try:
             for changes in self._watchfiles.watch(
                 *self._filter.directories,
@@ -125,7 +125,7 @@ class Reloader(Parent):
 
 
 def listed(names: list[str] | str | None) -> list[str]:
-    """The names that an option gives."""
+    """Return the names that an option gives."""
     return [names] if isinstance(names, str) else list(names or ())
 
 

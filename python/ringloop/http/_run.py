@@ -16,9 +16,9 @@ from ._supervisor import Supervisor
 
 
 def run(app: Any, *, app_dir: str | os.PathLike[str] | None = None, **options: Any) -> None:
-    """Serves an application until a signal ends it; `options` are those of `Config`.
+    """Serve an application until a signal ends it; `options` are those of `Config`.
 
-    `app_dir` is put in front of `sys.path`. Raises ValueError for a value that an option can't have, and SystemExit(3) if
+    `app_dir` is put in front of `sys.path`. Raise ValueError for a value that an option can't have, and SystemExit(3) if
     the server can't start.
     """
     if app_dir is not None:

@@ -94,7 +94,7 @@ class Server:
             self._tell(self._force_asked)
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serves on a new event loop until told to end; see `serve`. Raises SystemExit(3) also if the loop can't be made."""
+        """Serve on a new event loop until told to end; see `serve`. Raise SystemExit(3) also if the loop can't be made."""
         with startup_failures_logged(), asyncio.Runner(loop_factory=self.config.get_loop_factory()) as runner:
             try:
                 runner.run(self.serve(sockets))
@@ -102,10 +102,10 @@ class Server:
                 runner.run(self._end_tasks())
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serves on the running loop until told to end, on these sockets or those that the configuration names.
+        """Serve on the running loop until told to end, on these sockets or those that the configuration names.
 
         In the main thread SIGINT and SIGTERM end it, unless `install_signal_handlers` is false; they are raised again
-        afterwards. Raises SystemExit(3) if it can't start.
+        afterwards. Raise SystemExit(3) if it can't start.
         """
         with self.capture_signals(), startup_failures_logged():
             await self._serve(sockets)
@@ -137,7 +137,7 @@ class Server:
             flush_access_logs()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Loads and starts the application, then listens. Raises StartupError if one of these fails."""
+        """Load and start the application, then listen. Raise StartupError if one of these fails."""
         config = self.config
         if not config.loaded:
             config.load()
@@ -155,18 +155,18 @@ class Server:
         self.started = True
 
     async def main_loop(self) -> None:
-        """Waits until the server is told to end, or has served as many requests as it may."""
+        """Wait until the server is told to end, or has served as many requests as it may."""
         if self._max_requests is None:
             await self.wait_for_exit()
         elif await self._unless(self._exit_asked, self._max_requests_served.wait()):
             logger.info("Maximum request limit of %d exceeded. Terminating process.", self._max_requests)
 
     async def wait_for_exit(self) -> None:
-        """Waits until `should_exit` is set."""
+        """Wait until `should_exit` is set."""
         await self._exit_asked.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Ends connections, requests and the application, in this order."""
+        """End connections, requests and the application, in this order."""
         logger.info("Shutting down")
         if self._tls_watch is not None:
             self._tls_watch.cancel()
@@ -190,7 +190,7 @@ class Server:
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Lets signals end the server while this context lasts, and raises them again afterwards."""
+        """Let signals end the server while this context lasts, and raise them again afterwards."""
         if threading.current_thread() is not threading.main_thread() or not self.config.install_signal_handlers:
             yield
             return
@@ -208,7 +208,7 @@ class Server:
             signal.raise_signal(number)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Ends the server; a second SIGINT ends it at once."""
+        """End the server; a second SIGINT ends it at once."""
         self._captured_signals.append(sig)
         if self._should_exit and sig == signal.SIGINT:
             self.force_exit = True
@@ -290,7 +290,7 @@ class Server:
         return None, [_metrics.take(self.service, self._loop)]
 
     async def _watch_tls_files(self) -> None:
-        """Reloads the certificate when its files have changed."""
+        """Reload the certificate when its files have changed."""
         reloadable = self.config.reloadable_ssl
         assert reloadable is not None
         while True:
@@ -298,7 +298,7 @@ class Server:
             reloadable.reload_if_changed()
 
     async def _finish_requests(self) -> None:
-        """Lets requests end, up to the deadline; then cancels them."""
+        """Let requests end, up to the deadline; then cancel them."""
         service, timeout = self.service, self.config.timeout_graceful_shutdown
         assert service is not None
         service.shut_down()
@@ -320,7 +320,7 @@ class Server:
         self._report_stubborn(service.tasks())
 
     async def _end_application(self, lifespan: Lifespan, elapsed: float = 0.0) -> None:
-        """Lets the application end, up to the deadline, but for a moment at least; then cancels it."""
+        """Let the application end, up to the deadline, but for a moment at least; then cancel it."""
         timeout = self.config.timeout_graceful_shutdown
         left = None if timeout is None else max(timeout - elapsed, _LIFESPAN_S)
         try:
@@ -333,7 +333,7 @@ class Server:
         lifespan.abandon()
 
     async def _end_tasks(self) -> None:
-        """Cancels the tasks that are left, and gives up those that don't end: the runner would wait for them for ever."""
+        """Cancel the tasks that are left, and give up those that don't end: the runner would wait for them for ever."""
         tasks = asyncio.all_tasks() - {asyncio.current_task()} - self._stubborn
         try:
             for task in tasks:
@@ -348,13 +348,13 @@ class Server:
                     task._log_destroy_pending = False  # type: ignore[attr-defined]
 
     def _report_stubborn(self, tasks: Iterable[asyncio.Task[Any]]) -> None:
-        """Logs which tasks did not end in time after they were cancelled."""
+        """Log which tasks did not end in time after they were cancelled."""
         for task in tasks:
             logger.error("A task did not end when it was cancelled: %r", task)
             self._stubborn.add(task)
 
     async def _connected_within(self, timeout: float) -> None:
-        """Waits until all accepted connections have begun or ended, for this time at most.
+        """Wait until all accepted connections have begun or ended, for this time at most.
 
         What ends before it has begun may tell nobody, so this looks again and again.
         """
@@ -364,7 +364,7 @@ class Server:
             await asyncio.sleep(_HANDSHAKE_INTERVAL_S)
 
     async def _closed_within(self, timeout: float | None) -> bool:
-        """Whether all requests and connections end in this time; False at once if the server is forced to end."""
+        """Return whether all requests and connections end in this time; False at once if the server is forced to end."""
         assert self.service is not None
         try:
             async with asyncio.timeout(timeout):
@@ -373,7 +373,7 @@ class Server:
             return False
 
     async def _unless(self, event: asyncio.Event, awaitable: Awaitable[Any]) -> bool:
-        """Waits until it is done; False, and it is cancelled, if the event comes first."""
+        """Wait until it is done; return False, and cancel it, if the event comes first."""
         waiting, first = asyncio.ensure_future(awaitable), asyncio.ensure_future(event.wait())
         try:
             await asyncio.wait((waiting, first), return_when=asyncio.FIRST_COMPLETED)
@@ -400,7 +400,7 @@ class Server:
 
 
 def announce(config: Config, sockets: Sequence[socket.socket]) -> None:
-    """Logs where clients can connect, with one line for each socket."""
+    """Log where clients can connect, with one line for each socket."""
     for sock in sockets:
         name = _listening.describe(sock)
         if sock.family == socket.AF_UNIX:

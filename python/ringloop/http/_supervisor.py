@@ -50,44 +50,44 @@ class Parent:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def run(self) -> None:
-        """Serves until a signal ends it. Raises SystemExit(3) if it can't start, or can't continue."""
+        """Serve until a signal ends it. Raise SystemExit(3) if it can't start, or can't continue."""
         with startup_failures_logged(), asyncio.Runner(loop_factory=self.config.get_loop_factory()) as runner:
             runner.run(self._run())
         if self.exit_status:
             sys.exit(self.exit_status)
 
     async def serve(self) -> None:
-        """Keeps workers; cancelled when the parent ends."""
+        """Keep workers; cancelled when the parent ends."""
         raise NotImplementedError
 
     def spawn(self, sockets: list[socket.socket]) -> Worker:
-        """Starts a worker."""
+        """Start a worker."""
         worker = Worker(self.config, sockets, self._board, self.replace)
         self.workers.add(worker)
         return worker
 
     async def retire(self, worker: Worker) -> None:
-        """Ends a worker, and waits until it is gone."""
+        """End a worker, and wait until it is gone."""
         await worker.end()
         self.workers.discard(worker)
 
     def replace(self, worker: Worker) -> None:
-        """Arranges for this worker to be replaced soon."""
+        """Arrange for this worker to be replaced soon."""
 
     def end(self, status: int = 0) -> None:
-        """Ends all workers, and then this process."""
+        """End all workers, and then this process."""
         self.exit_status = self.exit_status or status
         self._ending.set()
 
     def start_task(self, coroutine: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
-        """Starts a task that is cancelled when the parent ends, and that ends the parent if it fails."""
+        """Start a task that is cancelled when the parent ends, and that ends the parent if it fails."""
         task = asyncio.get_running_loop().create_task(coroutine, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._note_task)
         return task
 
     def on_signal(self, number: int) -> None:
-        """Handles a signal; unknown ones are ignored."""
+        """Handle a signal; unknown ones are ignored."""
         name = signal.Signals(number).name
         if number in (signal.SIGINT, signal.SIGTERM):
             logger.info("Received %s, exiting.", name)
@@ -115,7 +115,7 @@ class Parent:
             self.log_process(f"Stopping {self.kind} process [%d]")
 
     def log_process(self, text: str) -> None:
-        """Logs what happens to this process; the text has a placeholder for its number."""
+        """Log what happens to this process; the text has a placeholder for its number."""
         colored = text.replace("%d", style("%d", "cyan", bold=True))
         logger.info(text, os.getpid(), extra={"color_message": colored})
 
@@ -199,7 +199,7 @@ class Supervisor(Parent):
         return not any(worker.started for worker in self.workers)
 
     async def _keep(self, place: _Place, vital: bool) -> None:
-        """Keeps a worker in this place, until it is given up."""
+        """Keep a worker in this place, until it is given up."""
         try:
             await self._keep_one(place, vital)
         finally:
@@ -244,7 +244,7 @@ class Supervisor(Parent):
         return killed and attempts < _ATTEMPTS
 
     async def _attend(self, place: _Place) -> None:
-        """Waits until the worker has died, or the place is given up; puts others in its place when asked."""
+        """Wait until the worker has died, or the place is given up; put others in its place when asked."""
         while True:
             assert place.worker is not None
             await _wait_for_any(place.worker.wait_until_ended(), place.wake.wait())
@@ -260,9 +260,9 @@ class Supervisor(Parent):
                 self._answer(place, await self._exchange(place))
 
     async def _exchange(self, place: _Place) -> bool:
-        """Starts another worker in this place, and ends the old one when it serves.
+        """Start another worker in this place, and end the old one when it serves.
 
-        Waits until the old one is gone, so that they are replaced one by one, but no longer than the new one lives and
+        Wait until the old one is gone, so that they are replaced one by one, but no longer than the new one lives and
         the place is wanted.
         """
         old = place.worker
@@ -300,14 +300,14 @@ class Supervisor(Parent):
                     return
 
     async def _replace_one(self, worker: Worker) -> None:
-        """Replaces this worker, which does not ask again: tries until a successor has started or the worker is gone."""
+        """Replace this worker, which does not ask again: try until a successor has started or the worker is gone."""
         interval = _RETRY_INTERVAL_S
         while not await self._try_to_replace(worker):
             await asyncio.sleep(interval)
             interval = min(2 * interval, _LONGEST_RETRY_INTERVAL_S)
 
     async def _try_to_replace(self, worker: Worker) -> bool:
-        """False if the successor failed; True also if the worker is gone."""
+        """Try to replace the worker. Return False if the successor failed; True also if the worker is gone."""
         async with self._replacing:
             for place in self._places:
                 if place.worker is worker and not worker.ended:
@@ -316,7 +316,7 @@ class Supervisor(Parent):
 
 
 async def _wait_for_any(*coroutines: Coroutine[Any, Any, object]) -> None:
-    """Waits until one of these has ended, and cancels the others."""
+    """Wait until one of these has ended, and cancel the others."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

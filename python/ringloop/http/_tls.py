@@ -26,7 +26,7 @@ def make_context(
     ciphers: str | None,
     protocols: list[str],
 ) -> ssl.SSLContext:
-    """A context for servers. Raises OSError (ssl.SSLError) where a file is missing or its content is wrong."""
+    """Return a context for servers. Raise OSError (ssl.SSLError) where a file is missing or its content is wrong."""
     context = ssl.SSLContext(version)
     try:
         # Without a password OpenSSL would ask on the terminal.
@@ -61,7 +61,7 @@ def _call(context: ssl.SSLContext, call: _Call) -> None:
 
 
 def _observe(context: ssl.SSLContext, tell: Callable[[_Call], None]) -> None:
-    """Calls `tell` after each change of the context.
+    """Call `tell` after each change of the context.
 
     Comparing the settings would not find all changes: some can't be read, such as those of `set_alpn_protocols`.
     """
@@ -104,11 +104,11 @@ class ReloadableContext:
         _observe(self.initial, self._repeat)
 
     def wrap_bio(self, *arguments: Any, **options: Any) -> ssl.SSLObject:
-        """As `ssl.SSLContext.wrap_bio`, which is all that asyncio calls."""
+        """Wrap as `ssl.SSLContext.wrap_bio`, which is all that asyncio calls."""
         return self.context.wrap_bio(*arguments, **options)
 
     def reload(self) -> bool:
-        """Reads the files again; without success the old context stays, and an error is logged."""
+        """Read the files again; without success the old context stays, and an error is logged."""
         self._seen = self._look()
         try:
             made = self._make()
@@ -131,7 +131,7 @@ class ReloadableContext:
             self._changes.append(change)
 
     def reload_if_changed(self) -> None:
-        """Reads the files again if they have changed, but not since the last call.
+        """Read the files again if they have changed, but not since the last call.
 
         A certificate and its key are written one after the other: half of a change is no reason to read.
         """

@@ -83,7 +83,7 @@ _STATUS_COLORS = {1: "bright_white", 2: "green", 3: "yellow", 4: "red", 5: "brig
 
 
 def style(text: str, color: str | None = None, *, bold: bool = False) -> str:
-    """The text in the escape sequences of a terminal."""
+    """Return the text in the escape sequences of a terminal."""
     start = f"\033[{_COLORS[color]}m" if color else ""
     if bold:
         start += "\033[1m"
@@ -108,7 +108,7 @@ class ColourizedFormatter(logging.Formatter):
         super().__init__(fmt=fmt, datefmt=datefmt, style=style)
 
     def should_use_colors(self) -> bool:
-        """Whether to use colours if the configuration doesn't say."""
+        """Return whether to use colours if the configuration doesn't say."""
         return _is_terminal(sys.stdout)
 
     def formatMessage(self, record: logging.LogRecord) -> str:
@@ -149,7 +149,7 @@ class AccessFormatter(ColourizedFormatter):
 
 
 def _is_terminal(stream: IO[str] | None) -> bool:
-    """Whether the stream is a terminal. Python's is None if its descriptor was closed at the start."""
+    """Return whether the stream is a terminal. Python's is None if its descriptor was closed at the start."""
     return stream is not None and stream.isatty()
 
 
@@ -166,7 +166,7 @@ def _level_prefix(name: str, level: int, use_colors: bool) -> str:
 
 
 def _copy(record: logging.LogRecord) -> logging.LogRecord:
-    """A shallow copy; `copy.copy` takes longer than all the rest of formatting."""
+    """Return a shallow copy; `copy.copy` takes longer than all the rest of formatting."""
     copied = logging.LogRecord.__new__(type(record))
     copied.__dict__ = record.__dict__.copy()
     return copied
@@ -175,10 +175,10 @@ def _copy(record: logging.LogRecord) -> logging.LogRecord:
 def configure(
     log_config: LogConfig | None, *, level: str | int | None, use_colors: bool | None, access_log: bool
 ) -> None:
-    """Sets up logging: a configuration as a dict, as the path of a .json, .yaml or .ini file, or in ini format.
+    """Set up logging: a configuration as a dict, as the path of a .json, .yaml or .ini file, or in ini format.
 
     `level` applies to the loggers "uvicorn.error", "uvicorn.access" and "uvicorn.asgi". Without `access_log` the access
-    log has no handlers. Raises ValueError for an unknown level, StartupError if a file can't be used, and for other
+    log has no handlers. Raise ValueError for an unknown level, StartupError if a file can't be used, and for other
     configurations what `logging.config` raises.
     """
     if isinstance(level, str) and level.lower() not in LOG_LEVELS:
@@ -206,7 +206,7 @@ def configure(
 
 
 def access_log() -> AccessLog | None:
-    """The access log; None if no handler would receive its records."""
+    """Return the access log; None if no handler would receive its records."""
     if not access_logger.hasHandlers() or not access_logger.isEnabledFor(logging.INFO):
         return None
     return AccessLog()
@@ -230,7 +230,7 @@ class AccessLog:
             access_logger.handle(_access_record((client, method, path, version, status)))
 
     def begin(self, flush: Callable[[], object]) -> bool | None:
-        """Whether lines that are formatted by the caller have colours; None if requests must be logged one by one.
+        """Return whether lines that are formatted by the caller have colours; None if requests must be logged one by one.
 
         `flush` is called when they have to be written, unless the caller has written them by then.
         """
@@ -242,13 +242,13 @@ class AccessLog:
         return cast("AccessFormatter", handler.formatter).use_colors
 
     def layout(self, status: int, use_colors: bool) -> tuple[str, ...]:
-        """The parts of a line around its client, method, path and version."""
+        """Return the parts of a line around its client, method, path and version."""
         formatter = AccessFormatter(_ACCESS_LINE, use_colors=use_colors)
         line = formatter._format_line(_access_record(("\0", "\0", "\0", "\0", status)))
         return tuple((line + logging.StreamHandler.terminator).split("\0"))
 
     def write(self, lines: str) -> None:
-        """Writes lines as the handler writes one."""
+        """Write lines as the handler writes one."""
         _begun.discard(self)
         handler = self._handler
         if handler is None or not lines:
@@ -267,7 +267,7 @@ _begun: set[AccessLog] = set()
 
 
 def flush_access_logs() -> None:
-    """Writes the lines that services still hold back, in order that what is logged next comes after them."""
+    """Write the lines that services still hold back, in order that what is logged next comes after them."""
     for log in tuple(_begun):
         if (flush := log._flush) is not None:
             flush()
@@ -283,7 +283,7 @@ def _access_record(arguments: tuple[Any, ...], message: str = _ACCESS_FORMAT) ->
 
 
 def _functions() -> tuple[Any, ...]:
-    """The functions that a record of the access log passes. Tools that collect records replace some of them."""
+    """Return the functions that a record of the access log passes. Tools that collect records replace some of them."""
     logger, handler, formatter = logging.Logger, logging.StreamHandler, logging.Formatter
     return (
         *(logger.isEnabledFor, logger.makeRecord, logger.handle, logger.filter, logger.callHandlers),
@@ -300,7 +300,7 @@ _FUNCTION_NAMES = frozenset(each.__name__ for each in _OWN_FUNCTIONS) | {"termin
 
 
 def _untouched_handler() -> logging.StreamHandler[Any] | None:
-    """The handler of the access log, if it is the only one and writes what ours does by default."""
+    """Return the handler of the access log, if it is the only one and writes what ours does by default."""
     logger = access_logger
     if len(logger.handlers) != 1 or logger.filters or logger.propagate or not logger.isEnabledFor(logging.INFO):
         return None
@@ -381,7 +381,7 @@ def _has_uvicorn() -> bool:
 
 
 def _own_class(name: Any) -> Any:
-    """Our formatter instead of uvicorn's formatter of the same name, if uvicorn isn't installed."""
+    """Return our formatter instead of uvicorn's formatter of the same name, if uvicorn isn't installed."""
     prefix, own = "uvicorn.logging.", "ringloop.http.logging."
     if isinstance(name, str) and name.startswith(prefix) and not _has_uvicorn():
         return own + name.removeprefix(prefix)
