@@ -13,7 +13,7 @@ from support import (
     until,
 )
 
-MAX_UDP = 65507
+UDP_BYTES_MAX = 65507
 
 
 SENDS_EMPTY = sys.version_info >= (3, 13)

@@ -425,11 +425,11 @@ def print_summary(outcomes: Sequence[Outcome], notes: Sequence[str], flaky: Sequ
                 f"flaky   {record.name}\n" + "".join(f"        {line}\n" for line in record.output.splitlines()[-40:])
             )
     failed = [outcome.name for outcome in outcomes if outcome.outcome == "FAILED"]
-    too_flaky = len(flaky) > test_records.MAX_FLAKY
+    too_flaky = len(flaky) > test_records.FLAKY_MAX
     if failed:
         print(f"FAILED: {', '.join(failed)}")
     elif too_flaky:
-        print(f"FAILED: {len(flaky)} tests are flaky; a check passes with at most {test_records.MAX_FLAKY}")
+        print(f"FAILED: {len(flaky)} tests are flaky; a check passes with at most {test_records.FLAKY_MAX}")
     else:
         print("all passed")
     return not failed and not too_flaky

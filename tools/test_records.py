@@ -1,7 +1,7 @@
 """The times and outcomes of the tests of a run, and when a failed test may be run again.
 
 A failed test is run again, alone, twice. If it passes both times, it is flaky: it is reported, and the run passes as long as no more
-than MAX_FLAKY tests are. A test that is marked as exact, and one that ended its process, is never run again.
+than FLAKY_MAX tests are. A test that is marked as exact, and one that ended its process, is never run again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ FOLDER = Path(__file__).resolve().parent.parent / "target" / "records"
 """Where records are written, one file for each kind of tests and interpreter."""
 RERUNS = 2
 """How many times a failed test must pass alone."""
-MAX_FLAKY = 5
+FLAKY_MAX = 5
 """How many flaky tests a run may have."""
 
 
@@ -57,8 +57,8 @@ def judge(records: Sequence[Record], run_alone: Callable[[str], bool]) -> bool:
         names = ", ".join(record.name for record in exact)
         print(f"\nfailed, and never run again, because a single failure is a defect: {names}")
         return False
-    if len(failed) > MAX_FLAKY:
-        print(f"\n{len(failed)} tests failed. More than {MAX_FLAKY} can't all be flaky, so none is run again.")
+    if len(failed) > FLAKY_MAX:
+        print(f"\n{len(failed)} tests failed. More than {FLAKY_MAX} can't all be flaky, so none is run again.")
         return False
     for record in failed:
         print(f"\nrunning {record.name} again, alone, {RERUNS} times")

@@ -15,19 +15,19 @@ from ringlab.results import Bound, Cell, Comparison, Control, Curve, Group, Metr
 CURVE_PERCENTILES = (
     *(float(each) for each in range(0, 90, 5)), 90.0, 92.5, 95.0, 97.0, 98.0, 99.0, 99.5, 99.7, 99.9, 99.95, 99.99, 99.999, 100.0,
 )  # fmt: skip
-CURVE_COUNT_LEAST = 10
+CURVE_COUNT_MIN = 10
 """At least this many operations of a curve were as slow as its last percentile (except for the maximum)."""
-NAMES_MOST = 5
+NAMES_MAX = 5
 """In a sentence."""
 INSIDE_NOISE = "inside the noise: a quieter machine may tell, more rounds won't"
 ONLY_BOUNDS = "one of the two, or both, are only known to be at least or at most what they are"
 GROWN_BYTES, GROWN_TIMES = 100e6, 2.0
 """Memory that grows by more than both within a sample is told."""
-TOLD_MOST = 11.0
+TOLD_MAX = 11.0
 """A ratio further off is told as nothing known."""
 RATE_KEPT = 0.97
 """The share of the offered rate that counts as kept up with."""
-HISTOGRAM_MOST_NS = 3_600_000_000_000
+HISTOGRAM_NS_MAX = 3_600_000_000_000
 HISTOGRAM_DIGITS = 3
 FLOORS = ("c-epoll", "c-io_uring")
 """Preferred baselines, if they take part and the user names none: they show what the kernel alone costs."""
@@ -189,8 +189,8 @@ def sentence_of(comparison: Comparison, metric: Metric, *, bounded: bool = False
     if comparison.verdict == "tie":
         return f"{arm} and {baseline} tie in {metric.title}: they differ by less than {figures.difference(max(high, 1 / low, 1.001))}"
     if comparison.verdict == "cannot tell":
-        if comparison.rounds < statistics.ROUNDS_LEAST:
-            why = f"{comparison.rounds} of at least {statistics.ROUNDS_LEAST} rounds have both"
+        if comparison.rounds < statistics.ROUNDS_MIN:
+            why = f"{comparison.rounds} of at least {statistics.ROUNDS_MIN} rounds have both"
         else:
             why = f"the ratio is {within}"
             # An interval without 1 asks for the reason why it is no verdict.
@@ -203,8 +203,8 @@ def sentence_of(comparison: Comparison, metric: Metric, *, bounded: bool = False
 
 def some_of(names: Sequence[str]) -> str:
     """Return names as a list in words, a long one shortened."""
-    if len(names) > NAMES_MOST:
-        return f"{', '.join(names[: NAMES_MOST - 1])} and {len(names) - NAMES_MOST + 1} more"
+    if len(names) > NAMES_MAX:
+        return f"{', '.join(names[: NAMES_MAX - 1])} and {len(names) - NAMES_MAX + 1} more"
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
@@ -330,7 +330,7 @@ def analyse_group(
     """Compare the arms of a group, and say who is best; `copies` are the A/A arms by what they are copies of."""
     originals = [member for member in members if member not in copies.values()]
     # If most samples of the baseline are void, few rounds of the other arms have a ratio.
-    enough = [arm for arm in originals if rounds_of(cell, arm) >= statistics.ROUNDS_LEAST]
+    enough = [arm for arm in originals if rounds_of(cell, arm) >= statistics.ROUNDS_MIN]
     reference = choose_baseline(originals if baseline in originals else enough or originals, baseline, cell.workload)
     noise = again(cell, cell.primary, copies)
     floor = statistics.noise_floor(noise)
@@ -359,7 +359,7 @@ def analyse_group(
 
 def control_of(cell: Cell, copies: Mapping[str, str], noise: statistics.Estimate | None) -> Control | None:
     """Return whether two copies of one arm were found to be equal: the A/A arm takes part to show that, and not to be ranked."""
-    if noise is None or noise.rounds < statistics.ROUNDS_LEAST:
+    if noise is None or noise.rounds < statistics.ROUNDS_MIN:
         return None
     original, copy = next(iter(copies.items()))
     failed = statistics.judge(noise, noise.p, statistics.MARGIN) in ("below", "above")
@@ -397,7 +397,7 @@ class Headline:
 
     def __post_init__(self) -> None:
         """Compare."""
-        enough = [arm for arm in self.ranking if rounds_of(self.cell, arm) >= statistics.ROUNDS_LEAST]
+        enough = [arm for arm in self.ranking if rounds_of(self.cell, arm) >= statistics.ROUNDS_MIN]
         self.arms = enough if len(enough) >= 2 else list(self.ranking)
         series = {arm: series_of(self.cell, arm, self.cell.primary, self.copies) for arm in self.arms}
         pairs = {}
@@ -473,14 +473,14 @@ class Headline:
             sentence += f"; last {rest[-1]}{self.behind(rest[-1], best, whole=False)}"
         missing = [arm for arm in self.ranking if arm not in self.arms]
         if missing:
-            ending += f"; not ranked: {some_of(missing)}, measured in fewer than {statistics.ROUNDS_LEAST} rounds"
+            ending += f"; not ranked: {some_of(missing)}, measured in fewer than {statistics.ROUNDS_MIN} rounds"
         return Verdict(kind=kind, arms=front, sentence=sentence + ending, rounds_needed=needed)
 
     def apart(self, near: Sequence[str], best: str) -> str:
         """Say how far the arms near the best one may be from it."""
         found = [self.ratio(arm, best) for arm in near]
         far = max((max(each[2], 1 / each[1]) for each in found if each is not None), default=math.inf)
-        return f" within {figures.percent(far - 1)}" if far < TOLD_MOST and None not in found else ""
+        return f" within {figures.percent(far - 1)}" if far < TOLD_MAX and None not in found else ""
 
     def behind(self, arm: str, best: str, *, whole: bool) -> str:
         """Say how far an arm is from the best one, on request with the interval."""
@@ -519,7 +519,7 @@ def curves(cell: Cell, arms: Sequence[str]) -> list[Curve]:
             encoded = [sample.histograms[kind] for sample in cell.measured(arm) if kind in sample.histograms]
             if not encoded:
                 continue
-            merged = HdrHistogram(1, HISTOGRAM_MOST_NS, HISTOGRAM_DIGITS)
+            merged = HdrHistogram(1, HISTOGRAM_NS_MAX, HISTOGRAM_DIGITS)
             try:
                 for text in encoded:
                     merged.add(HdrHistogram.decode(text.encode()))
@@ -527,7 +527,7 @@ def curves(cell: Cell, arms: Sequence[str]) -> list[Curve]:
                 raise results.ResultError(f"{cell.name}: a histogram of {arm} can't be decoded: {error}") from None
             count = merged.get_total_count()
             # Beyond these, the curve would show only a few single operations, as a horizontal line.
-            shown = [each for each in CURVE_PERCENTILES if each == 100 or count * (1 - each / 100) >= CURVE_COUNT_LEAST]
+            shown = [each for each in CURVE_PERCENTILES if each == 100 or count * (1 - each / 100) >= CURVE_COUNT_MIN]
             values = merged.get_percentile_to_value_dict(shown)
             points = [[each, float(values.get(each, 0))] for each in shown]
             found.append(Curve(arm=arm, kind="service" if kind == "service" else "corrected", points=points))
@@ -612,7 +612,7 @@ def notes(cell: Cell, arms: Sequence[results.Arm]) -> list[str]:
     if cell.workload == "sweep":
         found += swept(cell)
     elif limited:
-        everyone = len(limited) > NAMES_MOST and all(arm in limited for arm in cell.arms if cell.measured(arm))
+        everyone = len(limited) > NAMES_MAX and all(arm in limited for arm in cell.arms if cell.measured(arm))
         found.append(
             f"client-limited: {'all arms' if everyone else ', '.join(limited)}: the load generator was near its own limit, so rates"
             " are lower bounds and latencies include its own; CPU per operation remains valid"

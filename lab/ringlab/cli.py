@@ -44,7 +44,7 @@ from ringlab.report import html, markdown, terminal
 
 EXIT_UNREAD = 128 + signal.SIGPIPE
 """The status of a process that SIGPIPE has ended, which the kernel sends when nobody reads the output any more."""
-SEED_MOST = (1 << 64) - 1
+SEED_MAX = (1 << 64) - 1
 FORMATS = ("terminal", "markdown", "json", "html", "csv", "summary", "tcpkali")
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -190,7 +190,7 @@ def measuring_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--minutes", type=Duration(0.1, 1440), help="With --quick: how long measuring may take."),
         click.option(
             "--seed",
-            type=click.IntRange(0, SEED_MOST),
+            type=click.IntRange(0, SEED_MAX),
             help="Seed for the order in each round and for the bytes sent (random; it is recorded).",
         ),
         click.option(
@@ -493,7 +493,7 @@ def compare(arms: tuple[str, str], source: Path | None, what: tuple[str, ...], *
 )
 @click.option(
     "--seed",
-    type=click.IntRange(0, SEED_MOST),
+    type=click.IntRange(0, SEED_MAX),
     help="Seed for the order in each round and for the bytes sent (random; it is recorded).",
 )
 @if_busy_option()

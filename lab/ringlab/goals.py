@@ -5,7 +5,7 @@ both:
 
 - reached, if the 95% intervals of all are on the good side of the limit;
 - missed, if one interval is on the bad side: that at a confidence which allows for their number;
-- cannot tell otherwise, with fewer than statistics.ROUNDS_LEAST rounds, and where a figure is only a bound and its true value could
+- cannot tell otherwise, with fewer than statistics.ROUNDS_MIN rounds, and where a figure is only a bound and its true value could
   make the verdict another one.
 
 never_worse_by is reached unless it is missed, and cannot be told only where no cell has enough rounds.
@@ -32,7 +32,7 @@ WITH_RIVAL = ("better_by", "times_at_most", "points_at_most", "never_worse_by")
 """The kinds that compare with other arms."""
 AT_LEAST = ("better_by", "never_worse_by")
 """The kinds whose limit is the least ratio; that of the others is the most."""
-DIFFERENCE_MOST = 1e9
+DIFFERENCE_MAX = 1e9
 """No interval of a difference reaches further: JSON has no infinity."""
 EXIT_REACHED, EXIT_MISSED, EXIT_CANNOT_TELL = 0, 1, 3
 
@@ -217,7 +217,7 @@ class Difference:
         """Return the differences between which the true one lies, but for this probability."""
         rounds, mean = self.rounds, self.ratio
         if rounds < 2:
-            return -DIFFERENCE_MOST, DIFFERENCE_MOST
+            return -DIFFERENCE_MAX, DIFFERENCE_MAX
         error = math.sqrt(math.fsum((each - mean) ** 2 for each in self.values) / (rounds * (rounds - 1)))
         reach = statistics.student_quantile(1 - outside / 2, rounds - 1) * error
         return mean - reach, mean + reach
@@ -257,7 +257,7 @@ def judge_goal(goal: Goal, arm: str, result: Result, copies: dict[str, str]) -> 
     outside = 1 - statistics.CONFIDENCE
     at_least = goal.kind in AT_LEAST
     limit = 1 - goal.limit if goal.kind == "never_worse_by" else goal.limit
-    enough = [each for each in findings if each.found.rounds >= statistics.ROUNDS_LEAST]
+    enough = [each for each in findings if each.found.rounds >= statistics.ROUNDS_MIN]
     strict = outside / len(findings)
 
     def short(each: Finding) -> bool:
@@ -305,7 +305,7 @@ def find_figure(goal: Goal, arm: str, cell: Cell, metric: Metric, copies: dict[s
     rivals = goal.against or ("",)
     found = [each for rival in rivals if (each := against(goal, arm, rival, cell, metric, copies)) is not None]
     # As in the headline of a cell, a rival with few rounds counts only if no other has enough.
-    return [each for each in found if each.found.rounds >= statistics.ROUNDS_LEAST] or found
+    return [each for each in found if each.found.rounds >= statistics.ROUNDS_MIN] or found
 
 
 def against(goal: Goal, arm: str, rival: str, cell: Cell, metric: Metric, copies: dict[str, str]) -> Finding | None:
@@ -356,8 +356,8 @@ def sentence_of(verdict: GoalVerdict, rounds: int) -> str:
     text += f", {asked_for(verdict)}"
     if verdict.cells_beyond and verdict.cells > 1:
         text += f"; {verdict.cells_beyond} of {verdict.cells} cells are beyond the limit"
-    if rounds < statistics.ROUNDS_LEAST:
-        text += f"; {figures.counted(rounds, 'round')} of at least {statistics.ROUNDS_LEAST}"
+    if rounds < statistics.ROUNDS_MIN:
+        text += f"; {figures.counted(rounds, 'round')} of at least {statistics.ROUNDS_MIN}"
     return text
 
 

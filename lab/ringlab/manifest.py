@@ -48,8 +48,8 @@ PLACEHOLDERS = {
     **dict.fromkeys(SUBJECTS, frozenset({"window", "warm_up", "server_cpus", "load_cpus"})),
 }
 DETECT_TIMEOUT_S = 60
-TIMEOUT_LEAST_S = 0.1
-INTEGER_LEAST, INTEGER_MOST = -(1 << 63), (1 << 63) - 1
+TIMEOUT_S_MIN = 0.1
+INTEGER_MIN, INTEGER_MAX = -(1 << 63), (1 << 63) - 1
 """The range of integers in TOML (toml.io/en/v1.0.0#integer)."""
 BUILD_TIMEOUT_S = 1800
 LOG_NAME = "build.log"
@@ -407,7 +407,7 @@ def check_numbers(content: object) -> None:
     if isinstance(content, dict | list):
         for each in content.values() if isinstance(content, dict) else content:
             check_numbers(each)
-    elif isinstance(content, int) and not INTEGER_LEAST <= content <= INTEGER_MOST:
+    elif isinstance(content, int) and not INTEGER_MIN <= content <= INTEGER_MAX:
         raise ValueError("it has a whole number of more than 64 bits")
 
 
@@ -508,7 +508,7 @@ def read_ready(table: Table) -> Ready:
     ready = Ready(
         table.text("line", Ready.line),
         table.get("connect", bool, False, "true or false"),
-        table.seconds("timeout_s", Ready.timeout_s, least=TIMEOUT_LEAST_S),
+        table.seconds("timeout_s", Ready.timeout_s, least=TIMEOUT_S_MIN),
     )
     table.done()
     return ready
@@ -521,7 +521,7 @@ def read_stop(table: Table) -> Stop:
         raise table.fail("exit_codes", f"must contain only whole numbers, not {codes!r}")
     stop = Stop(
         table.choice("signal", Stop.signal, SIGNALS),
-        table.seconds("timeout_s", Stop.timeout_s, least=TIMEOUT_LEAST_S),
+        table.seconds("timeout_s", Stop.timeout_s, least=TIMEOUT_S_MIN),
         tuple(codes),
     )
     table.done()

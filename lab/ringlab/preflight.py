@@ -20,13 +20,13 @@ from ringlab.manifest import MARK, Arm
 from ringlab.results import Finding
 
 DESCRIPTORS_SPARE = 128
-LOAD_MOST = 0.5
+LOAD_MAX = 0.5
 MEMORY_SHARE = 0.5
 """Of the memory that is available when a run begins: a server that takes more leaves too little for the rest."""
 """Of the load average per CPU."""
 STEAL_SAMPLE_S = 0.3
-STEAL_MOST = 0.05
-TIME_WAIT_MOST = 2000
+STEAL_MAX = 0.05
+TIME_WAIT_MAX = 2000
 TIME_WAIT_DRAIN_S = 65
 PORTS_SPARE = 5000
 SYSTEM_CALL_TOOLS = ("perf", "strace")
@@ -165,7 +165,7 @@ def check_governor() -> Finding:
 def check_load() -> Finding:
     """Find out whether other programs keep the machine busy."""
     load, cpus = os.getloadavg()[0], len(os.sched_getaffinity(0))
-    if load > LOAD_MOST * cpus:
+    if load > LOAD_MAX * cpus:
         return Finding(
             name="load",
             status="warning",
@@ -192,7 +192,7 @@ def check_steal() -> Finding:
     time.sleep(STEAL_SAMPLE_S)
     total_after, stolen_after = cpu_ticks()
     share = (stolen_after - stolen) / max(1, total_after - total)
-    if share > STEAL_MOST:
+    if share > STEAL_MAX:
         return Finding(
             name="steal",
             status="warning",
@@ -214,7 +214,7 @@ def time_wait_count() -> int:
 def check_time_wait() -> Finding:
     """Find out whether closed connections still hold ports, which makes each bind slow."""
     count = time_wait_count()
-    if count > TIME_WAIT_MOST:
+    if count > TIME_WAIT_MAX:
         return Finding(
             name="TIME_WAIT",
             status="warning",
@@ -227,7 +227,7 @@ def check_time_wait() -> Finding:
 def drain_time_wait(limit_s: float = TIME_WAIT_DRAIN_S) -> bool:
     """Wait until few closed connections hold ports; return whether that happened in time."""
     deadline = time.monotonic() + limit_s
-    while time_wait_count() > TIME_WAIT_MOST:
+    while time_wait_count() > TIME_WAIT_MAX:
         if time.monotonic() > deadline:
             return False
         time.sleep(0.5)

@@ -42,9 +42,9 @@ PROBE_TIMEOUT_S = 5.0
 ACCEPT_TIMEOUT_S, ACCEPT_LOOK_S = 0.5, 0.005
 """How long a server may take to accept a connection on which it has nothing to answer, and how often that is looked up."""
 LINES_KEPT = 10
-LINE_MOST_BYTES = 1 << 20
+LINE_BYTES_MAX = 1 << 20
 """Longer lines are split: a program that prints without end must not fill the memory."""
-PORT_MOST = 65535
+PORT_MAX = 65535
 MEMORY_LOOK_S = 0.1
 """At this interval, looking costs a few parts in ten thousand of a CPU."""
 MEMORY_LOOKS_PER_TREE = 30
@@ -163,7 +163,7 @@ class Reader:
     def read(self) -> None:
         """Read to the end."""
         with self.stream:
-            while raw := self.stream.readline(LINE_MOST_BYTES):
+            while raw := self.stream.readline(LINE_BYTES_MAX):
                 line = raw.decode(errors="replace").rstrip()
                 if line:
                     self.lines.append(line)
@@ -289,7 +289,7 @@ class Server:
         """Read a line: one of them says where the server listens."""
         if not self.ready.is_set() and not self.arm.ready.connect and line.startswith(self.arm.ready.line):
             port = "".join(line.rpartition(":")[2].split()[:1])
-            if port.isascii() and port.isdigit() and 0 < int(port) <= PORT_MOST:
+            if port.isascii() and port.isdigit() and 0 < int(port) <= PORT_MAX:
                 self.port = int(port)
                 self.ready.set()
 
@@ -629,10 +629,10 @@ def check_connection(server: Server) -> list[results.Check]:
         raise SampleFailed(f"the server doesn't accept a connection: {error}{server.last_words()}") from None
 
 
-def first_answer(server: Server, client: socket.socket, bytes_least: int) -> bytes:
+def first_answer(server: Server, client: socket.socket, bytes_min: int) -> bytes:
     """Return the server's answer to a first message; raise SampleFailed where none comes."""
     received = b""
-    while len(received) < bytes_least:
+    while len(received) < bytes_min:
         readable, _, _ = select.select([client], [], [], PROBE_TIMEOUT_S)
         data = client.recv(65536) if readable else b""
         if not data:

@@ -24,9 +24,9 @@ WINDOW_S = 3.0
 WIDTH, ROW, PADDING = 1200.0, 17, 10
 HEAD = 34
 CHARACTER = 6.6
-SHARE_LEAST = 0.0005
+SHARE_MIN = 0.0005
 """Narrower boxes can't be seen."""
-DEPTH_MOST = 120
+DEPTH_MAX = 120
 
 
 @dataclass
@@ -43,7 +43,7 @@ def tree_of(stacks: Mapping[tuple[str, ...], int]) -> Node:
     for stack, count in stacks.items():
         root.count += count
         node = root
-        for name in stack[:DEPTH_MOST]:
+        for name in stack[:DEPTH_MAX]:
             node = node.children.setdefault(name, Node())
             node.count += count
     return root
@@ -54,7 +54,7 @@ def boxes(node: Node, total: int, left: float = 0.0, depth: int = 0) -> Iterator
     for name in sorted(node.children):
         child = node.children[name]
         share = child.count / total
-        if share >= SHARE_LEAST:
+        if share >= SHARE_MIN:
             yield name, left, share, depth, child.count
             yield from boxes(child, total, left, depth + 1)
         left += share

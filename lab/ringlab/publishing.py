@@ -111,8 +111,8 @@ def trend_command(folder: Path, control: str, output: Path | None) -> None:
       ringlab trend ringlab-results
     """
     runs, unread = trend.find_runs(folder)
-    if len(runs) < trend.RUNS_LEAST:
-        raise Refused(f"only one result is in {folder}; a trend takes at least {trend.RUNS_LEAST}")
+    if len(runs) < trend.RUNS_MIN:
+        raise Refused(f"only one result is in {folder}; a trend takes at least {trend.RUNS_MIN}")
     series = list(trend.all_series(runs, control))
     if not series:
         raise Refused(f"the {len(runs)} results in {folder} have no figure in common")

@@ -22,7 +22,7 @@ import jsonschema
 from ringlab import Refused, __version__
 
 SCHEMA_VERSION = 1
-DEPTH_MOST = 50
+DEPTH_MAX = 50
 """Of a result, which has some ten levels."""
 
 SampleStatus = Literal["measured", "void", "failed"]
@@ -553,7 +553,7 @@ def readable(content: Any, depth: int = 0) -> Any:
 
     Raise RecursionError for what is nested deeper than any result, long before Python does.
     """
-    if depth > DEPTH_MOST:
+    if depth > DEPTH_MAX:
         raise RecursionError
     if isinstance(content, str):
         return content.encode("utf-8", "backslashreplace").decode()

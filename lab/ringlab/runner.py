@@ -33,19 +33,19 @@ from ringlab import (
 from ringlab.process import SampleFailed, SampleVoid
 from ringlab.workloads import CellPlan
 
-FAILURES_MOST = 2
+FAILURES_MAX = 2
 """After this many failures in a cell, an arm isn't tried again there: each failure may take the whole time limit."""
-REPEATS_MOST = 3
+REPEATS_MAX = 3
 """The most times that a trial which has lost a machine is repeated."""
 CEILING_WINDOW_S = 1.0
 CEILING = "the load generator's own ceiling"
 PROGRAM_GRACE_S = 60.0
 BIND_COUNT_FIRST = 200
-BIND_TRIALS_MOST = 6
-BIND_COUNT_MOST = 5_000_000
-LOOK_ROUNDS_LEAST = 7
+BIND_TRIALS_MAX = 6
+BIND_COUNT_MAX = 5_000_000
+LOOK_ROUNDS_MIN = 7
 """With fewer rounds, a look after half of them decides little."""
-ROUNDS_TIMES_MOST = 3
+ROUNDS_TIMES_MAX = 3
 """The most rounds of undecided arms, as a multiple of those that were planned."""
 T = TypeVar("T")
 
@@ -84,7 +84,7 @@ class Options:
     adaptive: bool = False
     """Look at each cell after half of its rounds, and give the time of decided arms to the others."""
     limit_s: float = 0.0
-    """If not 0, cells end early, but not before statistics.ROUNDS_LEAST rounds, where the race would take longer than this, counted from
+    """If not 0, cells end early, but not before statistics.ROUNDS_MIN rounds, where the race would take longer than this, counted from
     when it began."""
 
 
@@ -148,7 +148,7 @@ class Race:
     def look_after(self, plan: CellPlan) -> int:
         """Return after how many rounds a cell is looked at, 0 if it isn't: half of those that it has time for."""
         rounds = int(min(self.scale.rounds, self.cell_limit_s(plan) / self.round_s(plan)))
-        return rounds // 2 + 1 if self.options.adaptive and rounds >= LOOK_ROUNDS_LEAST else 0
+        return rounds // 2 + 1 if self.options.adaptive and rounds >= LOOK_ROUNDS_MIN else 0
 
     def last_round(self, plan: CellPlan, cell: results.Cell) -> int:
         """Return how many rounds a cell has: more than planned, if arms were stopped, in the same time."""
@@ -156,7 +156,7 @@ class Race:
         if look is None or not look.stopped:
             return planned
         further = int((planned - look.after) * self.round_s(plan) / self.round_s(plan, look.stopped))
-        return min(look.after + further, ROUNDS_TIMES_MOST * planned)
+        return min(look.after + further, ROUNDS_TIMES_MAX * planned)
 
     def rounds_s(self, plan: CellPlan, cell: results.Cell, rounds: int) -> float:
         """Return about how long the first `rounds` of a cell take; the last one includes what is left over."""
@@ -311,14 +311,14 @@ class Race:
                 self.note(f"{plan.name}: many sockets were in TIME_WAIT all along, which makes binding slow")
         for number in itertools.count(done + 1):
             if number == look_after + 1 and look_after and cell.look is None:
-                tried = [arm.record() for arm in contestants if failures(cell, arm.name) < FAILURES_MOST]
+                tried = [arm.record() for arm in contestants if failures(cell, arm.name) < FAILURES_MAX]
                 cell.look = analysis.look(cell, tried, self.options.baseline)
             last, spent_s = self.last_round(plan, cell), self.rounds_s(plan, cell, number - 1)
             if number > last:
                 break
             stopped = cell.look.stopped if cell.look is not None else []
             ended_s = (time.monotonic() - begun) * (1 + self.round_s(plan, stopped) / spent_s) if spent_s else 0.0
-            if number > statistics.ROUNDS_LEAST and ended_s > limit_s:
+            if number > statistics.ROUNDS_MIN and ended_s > limit_s:
                 if number <= self.scale.rounds:
                     self.note(
                         f"{plan.name} ended after {number - 1} of {self.scale.rounds} rounds, because a quick run has no time for more"
@@ -334,7 +334,7 @@ class Race:
                 if position == ceiling_at and self.has_ceiling(plan):
                     self.measure_ceiling(plan, cell, number)
                     self.progress.advance(plan.sample_s(self.ceiling_scale(plan)))
-                if failures(cell, arm.name) < FAILURES_MOST:
+                if failures(cell, arm.name) < FAILURES_MAX:
                     self.progress.step(f"{plan.name}, round {number} of {last}, {arm.name}")
                     trial = functools.partial(self.measure, plan, cell, arm, number, position, rate)
                     sample = self.repeated(cell, arm.name, trial)
@@ -403,7 +403,7 @@ class Race:
         Raise NoMachines.
         """
         lost: execution.MachineLost | None = None
-        for _ in range(1 + REPEATS_MOST):
+        for _ in range(1 + REPEATS_MAX):
             try:
                 if lost is not None and self.elsewhere is not None:
                     self.elsewhere.recover()
@@ -414,7 +414,7 @@ class Race:
                 self.result.run.repeats.append(repeat)
                 self.progress.warn(f"{cell.name}, {what}: {lost}; the trial is repeated")
         raise execution.NoMachines(
-            f"one trial has lost a machine {1 + REPEATS_MOST} times, the last time because {lost}"
+            f"one trial has lost a machine {1 + REPEATS_MAX} times, the last time because {lost}"
         )
 
     def workers(self, arm: manifest.Arm, asked: int = 0) -> int:
@@ -428,11 +428,11 @@ class Race:
 
     def measure_bind(self, plan: CellPlan, arm: manifest.Arm, sample: results.Sample) -> None:
         """Time the opening of sockets, repeated until it takes long enough to be timed."""
-        least_ns = workloads.PROGRAM_WINDOW_S_LEAST * 1e9
+        least_ns = workloads.PROGRAM_WINDOW_S_MIN * 1e9
         wanted_ns = max(1.1 * least_ns, plan.window_s(self.scale) * 1e9)
         key = (plan.name, arm.repeats or arm.name)
         count = self.bind_counts.get(key, BIND_COUNT_FIRST)
-        for _ in range(BIND_TRIALS_MOST):
+        for _ in range(BIND_TRIALS_MAX):
             asked = count
             command = arm.command("bind", mode=plan.mode, count=count, concurrent=plan.concurrent)
             content = process.run_program(arm, command, PROGRAM_GRACE_S + wanted_ns / 1e9)
@@ -440,7 +440,7 @@ class Race:
             if ns >= 0.7 * wanted_ns and ns >= least_ns:
                 break
             factor = min(100.0, 1.1 * wanted_ns / max(ns, 1.0))
-            count = min(BIND_COUNT_MOST, round(count * factor / plan.concurrent + 1) * plan.concurrent)
+            count = min(BIND_COUNT_MAX, round(count * factor / plan.concurrent + 1) * plan.concurrent)
         self.bind_counts[key] = count
         sample.figures = {"operation_ns": ns / max(1.0, operations), "operations": operations, "window_s": ns / 1e9}
         if ns < least_ns:
@@ -695,7 +695,7 @@ class Race:
 
         def count(arm: manifest.Arm, tool: str, events: tuple[str, ...]) -> tuple[list[float], float]:
             instrument = instruments.Instrument(tool, events)
-            trial = functools.partial(self.look_into, plan, arm, rate, instrument, system_calls.WINDOW_S_LEAST)
+            trial = functools.partial(self.look_into, plan, arm, rate, instrument, system_calls.WINDOW_S_MIN)
             loaded = self.repeated(cell, arm.name, trial)
             operations, window_s = plan.amount(loaded.event), loaded.event["window_s"]
             return [
@@ -766,7 +766,7 @@ def finished_rounds(cell: results.Cell) -> int:
         for arm in order:
             given_up = (
                 sum(1 for each in cell.samples if each.arm == arm and each.status == "failed" and each.round <= index)
-                >= FAILURES_MOST
+                >= FAILURES_MAX
             )
             if not given_up and not any(each.arm == arm and each.round == index + 1 for each in cell.samples):
                 return index

@@ -49,9 +49,9 @@ EXIT_INTERRUPTED = 130
 HERE = Elsewhere()
 QUICK_MINUTES = 8.0
 """The time that `--quick` spends on measuring: with builds and probes it must end in under ten."""
-QUICK_WINDOW_LEAST = 0.5
+QUICK_WINDOW_MIN = 0.5
 """The share of quick's window below which samples say too little."""
-BUDGET_LEAST_S = 1.0
+BUDGET_S_MIN = 1.0
 
 
 def measure(
@@ -172,7 +172,7 @@ def measure(
         )
         if limited:
             # Where the shortest windows take too long, or others were asked for, cells end with fewer rounds.
-            race.options.limit_s = max(BUDGET_LEAST_S, budget_s - (time.monotonic() - begun))
+            race.options.limit_s = max(BUDGET_S_MIN, budget_s - (time.monotonic() - begun))
             if not seconds:
                 fit_quick(race, race.options.limit_s)
         if lesser:
@@ -289,13 +289,13 @@ def elsewhere_notes(elsewhere: Elsewhere) -> Iterator[str]:
 def with_window(scale: results.Scale, window_s: float) -> results.Scale:
     """Return a scale with another window; where a quick run's is shorter than usual, so is its warm-up."""
     full = workloads.SCALES[scale.name]
-    share = min(1.0, max(QUICK_WINDOW_LEAST, window_s / full.window_s)) if scale.name == "quick" else 1.0
+    share = min(1.0, max(QUICK_WINDOW_MIN, window_s / full.window_s)) if scale.name == "quick" else 1.0
     return replace(scale, window_s=window_s, warm_up_s=share * full.warm_up_s)
 
 
 def fit_quick(race: runner.Race, budget_s: float) -> None:
     """Give a quick run windows so short that it fits into its time, as far as they may shrink."""
-    shortest_s = QUICK_WINDOW_LEAST * workloads.SCALES["quick"].window_s
+    shortest_s = QUICK_WINDOW_MIN * workloads.SCALES["quick"].window_s
     while race.scale.window_s > shortest_s and sum(race.expected_s(plan) for plan in race.plans) > budget_s:
         race.result.run.scale = with_window(race.scale, max(shortest_s, round(race.scale.window_s * 0.9, 3)))
 
@@ -524,7 +524,7 @@ def go_on(
     since_s = (datetime.datetime.now(datetime.UTC) - begun).total_seconds()
     race.begun -= since_s
     if minutes:
-        race.options.limit_s = since_s + max(BUDGET_LEAST_S, minutes * 60 - (ended - begun).total_seconds())
+        race.options.limit_s = since_s + max(BUDGET_S_MIN, minutes * 60 - (ended - begun).total_seconds())
     asked = goals.read(Path(values["--goals"])) if "--goals" in values else []
     result.run.interrupted = False
     race.result.run.notes.append(

@@ -40,21 +40,21 @@ TIE_MARGIN = 0.05
 POWER = 0.8
 TRIM = 0.2
 TRIMMED_FROM = 7
-ROUNDS_LEAST = 3
+ROUNDS_MIN = 3
 """With fewer rounds there is no verdict."""
-TIMES_MOST = 10
+TIMES_MAX = 10
 """Nobody plans to run a larger multiple of the rounds: a quieter machine is the better plan."""
 LOOK_SHARE = 0.1
 """The share of the 5% that a look before the end spends: what is far apart shows at a tenth, and what is near loses little."""
-BORROWED_MOST = 2.0
+BORROWED_MAX = 2.0
 """The most that a comparison borrows from its family, as a multiple of its own degrees of freedom."""
-ALIKE_LEAST = 1e-4
+ALIKE_MIN = 1e-4
 """The least variance of log-variances between arms: no more alike than this is assumed."""
 UNSURE = -1.2816
 """The normal quantile at 10%: how alike the arms scatter is judged by the end of its interval at which they are less so."""
-SPREAD_LEAST = 1e-9
+SPREAD_MIN = 1e-9
 """Log-ratios that are nearer to each other than this are equal but for the rounding of floats."""
-LOG_MOST = math.log(1e9)
+LOG_MAX = math.log(1e9)
 """No interval reaches further: what is not known to a factor of 1e9 is not known, and JSON has no infinity."""
 
 Standing = Literal["below", "above", "tie", "cannot tell"]
@@ -144,7 +144,7 @@ def trimmed(logs: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.
     winsorized = np.clip(ordered, ordered[..., cut : cut + 1], ordered[..., rounds - cut - 1 : rounds - cut])
     squares = ((winsorized - winsorized.mean(axis=-1, keepdims=True)) ** 2).sum(axis=-1)
     spread = winsorized.max(axis=-1) - winsorized.min(axis=-1)
-    return mean, np.where(spread > SPREAD_LEAST, np.sqrt(squares / (rest * (rest - 1))), 0.0), rest
+    return mean, np.where(spread > SPREAD_MIN, np.sqrt(squares / (rest * (rest - 1))), 0.0), rest
 
 
 def estimate(logs: NDArray[np.float64]) -> Estimate | None:
@@ -190,7 +190,7 @@ def share_scatter(found: Sequence[Estimate], arms: int) -> list[Estimate]:
     known = min(arms, len(scattered)) - 1
     apart = float(np.var(logs, ddof=1)) / chi_square_share(known) - by_chance
     own = min(each.freedom for each in scattered)
-    borrowed = min(2 * inverse_trigamma(max(apart, ALIKE_LEAST)), own * min(BORROWED_MOST, (arms - 1) / 2))
+    borrowed = min(2 * inverse_trigamma(max(apart, ALIKE_MIN)), own * min(BORROWED_MAX, (arms - 1) / 2))
     borrowed = math.floor(100 * borrowed) / 100  # Quantiles are kept, and these are as good.
     usual = math.fsum(variances.values()) / len(variances)
 
@@ -206,7 +206,7 @@ def share_scatter(found: Sequence[Estimate], arms: int) -> list[Estimate]:
 
 def interval(low: float, high: float) -> Interval:
     """Return the ratios of two logarithms, of which none is 0 or infinite."""
-    return math.exp(max(low, -LOG_MOST)), math.exp(min(high, LOG_MOST))
+    return math.exp(max(low, -LOG_MAX)), math.exp(min(high, LOG_MAX))
 
 
 def holm(probabilities: Sequence[float]) -> list[float]:
@@ -239,7 +239,7 @@ def judge(found: Estimate, p_adjusted: float, floor: float, share: float = 1.0) 
     90% interval within TIE_MARGIN (two one-sided tests at 5% each), and a floor that isn't beyond it: where two copies of one arm
     differ by more, equal figures don't show equal arms. `share` is as in family().
     """
-    if found.rounds < ROUNDS_LEAST:
+    if found.rounds < ROUNDS_MIN:
         return "cannot tell"
     if p_adjusted < 1 - CONFIDENCE and abs(found.log_ratio) > math.log1p(floor):
         return "below" if found.log_ratio < 0 else "above"
@@ -252,17 +252,17 @@ def judge(found: Estimate, p_adjusted: float, floor: float, share: float = 1.0) 
 def rounds_needed(found: Estimate, floor: float, comparisons: int = 1) -> int | None:
     """Return how many rounds would likely give a verdict, if the estimate and the noise stay what they are.
 
-    None if TIMES_MOST times as many wouldn't: the noise is too large, or the difference at the border of what counts as one.
+    None if TIMES_MAX times as many wouldn't: the noise is too large, or the difference at the border of what counts as one.
     """
     if found.freedom <= 0:
-        return ROUNDS_LEAST
+        return ROUNDS_MIN
     deviation = found.standard_error * math.sqrt(found.rounds)
     size = abs(found.log_ratio)
     # Each way to a verdict: the probability that stays outside, and how far the estimate is from the border.
     ways = [(1 - CONFIDENCE, math.log1p(TIE_MARGIN) - size)] if floor <= TIE_MARGIN else []
     if size > math.log1p(floor):
         ways.append(((1 - CONFIDENCE) / 2 / comparisons, size))
-    for rounds in range(max(ROUNDS_LEAST, found.rounds + 1), TIMES_MOST * found.rounds + 1):
+    for rounds in range(max(ROUNDS_MIN, found.rounds + 1), TIMES_MAX * found.rounds + 1):
         for tail, distance in ways:
             reach = student_quantile(1 - tail, rounds - 1) + student_quantile(POWER, rounds - 1)
             if reach * deviation / math.sqrt(rounds) <= distance:

@@ -21,9 +21,9 @@ from ringlab import statistics
 
 SIGNIFICANT = 0.01
 PERMUTATIONS = 1999
-SEGMENT_LEAST = 3
+SEGMENT_MIN = 3
 """Runs on either side of a step; fewer may be an accident."""
-CHANGE_LEAST = 0.02
+CHANGE_MIN = 0.02
 """A smaller step is none: the layout of a process in memory alone can make it."""
 
 
@@ -67,11 +67,11 @@ def find(values: Sequence[float], noise: Sequence[Noise] = (), seed: int = 0) ->
 
 def noise_floor(before: Sequence[Noise], after: Sequence[Noise]) -> float:
     """Return the change that is none, as a share: what the copies of one arm differ by on either side, and how far that moved."""
-    floor, means = CHANGE_LEAST, []
+    floor, means = CHANGE_MIN, []
     for side in (before, after):
         found = statistics.estimate(np.array([math.log(each.again) for each in side if each.again is not None]))
         if found is not None:
-            floor = max(floor, statistics.noise_floor(found, CHANGE_LEAST))
+            floor = max(floor, statistics.noise_floor(found, CHANGE_MIN))
             means.append(found.log_ratio)
     return max(floor, math.expm1(abs(means[1] - means[0]))) if len(means) == 2 else floor
 
@@ -91,7 +91,7 @@ def least_change(
 def search(logs: NDArray[np.float64], begin: int, end: int, random: np.random.Generator) -> list[tuple[int, float]]:
     """Return the splits between two places, each with its probability."""
     count = end - begin
-    if count < 2 * SEGMENT_LEAST:
+    if count < 2 * SEGMENT_MIN:
         return []
     ranks = ranked(logs[begin:end])
     if np.ptp(ranks) == 0:
@@ -103,7 +103,7 @@ def search(logs: NDArray[np.float64], begin: int, end: int, random: np.random.Ge
     p = (greater + 1) / (PERMUTATIONS + 1)
     if p > SIGNIFICANT:
         return []
-    split = begin + SEGMENT_LEAST + best
+    split = begin + SEGMENT_MIN + best
     return [*search(logs, begin, split, random), (split, p), *search(logs, split, end, random)]
 
 
@@ -119,7 +119,7 @@ def cusum(ranks: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return, for each row and each split, how far apart the mean ranks of both sides are, weighted by their sizes."""
     count = ranks.shape[1]
     sums = np.cumsum(ranks - ranks.mean(axis=1, keepdims=True), axis=1)
-    splits = np.arange(SEGMENT_LEAST, count - SEGMENT_LEAST + 1)
+    splits = np.arange(SEGMENT_MIN, count - SEGMENT_MIN + 1)
     weights = np.sqrt(count / (splits * (count - splits)))
     weighted: NDArray[np.float64] = np.abs(sums[:, splits - 1]) * weights
     return weighted

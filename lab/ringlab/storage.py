@@ -17,7 +17,7 @@ from ringlab.report import html, markdown
 
 FOLDER = "ringlab-results"
 RESULT_FILE = "result.json"
-OVERHEAD_MOST_S = 600.0
+OVERHEAD_S_MAX = 600.0
 
 
 @contextlib.contextmanager
@@ -89,7 +89,7 @@ def read_overheads() -> dict[str, float]:
     """Return what earlier runs have found, if anything."""
     try:
         content = json.loads(overheads_file().read_text())
-        return {str(key): min(max(float(value), 0.0), OVERHEAD_MOST_S) for key, value in content.items()}
+        return {str(key): min(max(float(value), 0.0), OVERHEAD_S_MAX) for key, value in content.items()}
     except (Refused, OSError, ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         return {}
 

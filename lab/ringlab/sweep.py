@@ -30,15 +30,15 @@ LATER_FACTOR = 1.15
 LATER_RATES = 3
 """The number of rates that are tried with the small steps."""
 RESOLUTION = 1.08
-RATE_MOST_PER_S = 5e6
+RATE_PER_S_MAX = 5e6
 """Half of what the load generator takes as a rate."""
-TRIALS_MOST = 24
+TRIALS_MAX = 24
 KEPT_UP = 0.97
 """The share of the offered rate that must have been answered."""
-CLIENT_BUSY_MOST = 0.95
+CLIENT_BUSY_MAX = 0.95
 """The share of its time that the load generator may be busy for, if latencies are to be the server's."""
-ERRORS_MOST = 0.001
-SAMPLE_LEAST = 1000
+ERRORS_MAX = 0.001
+SAMPLE_MIN = 1000
 """A p99 takes at least this number of operations."""
 TOGETHER = 1.05
 """Rates that differ by less are one point of a curve."""
@@ -108,7 +108,7 @@ class Search:
         """Return the rate of the next trial; None if the search has ended."""
         if len(self.floors) < FLOOR_TRIALS:
             return FLOOR_PER_S
-        if FLOOR_PER_S in self.refuted or len(self.points) >= TRIALS_MOST:
+        if FLOOR_PER_S in self.refuted or len(self.points) >= TRIALS_MAX:
             return None
         last = self.points[-1]
         tried = sum(point.offered_per_s == last.offered_per_s for point in self.points)
@@ -118,7 +118,7 @@ class Search:
         if low == FLOOR_PER_S and high == math.inf:
             return max(self.before_per_s or FIRST_PER_S, FLOOR_PER_S * self.factor)
         if high == math.inf:
-            return low * self.factor if low * self.factor <= RATE_MOST_PER_S else None
+            return low * self.factor if low * self.factor <= RATE_PER_S_MAX else None
         if low == FLOOR_PER_S and high / self.factor > FLOOR_PER_S * self.factor:
             return high / self.factor
         return math.sqrt(low * high) if high / low > RESOLUTION else None
@@ -176,7 +176,7 @@ def crossing(low: float, p99_low: float, high: float, p99_high: float, threshold
 
 def window_s(rate_per_s: float, wanted_s: float) -> float:
     """Return how long a trial is measured, so that a p99 rests on enough operations."""
-    return max(wanted_s, SAMPLE_LEAST / rate_per_s)
+    return max(wanted_s, SAMPLE_MIN / rate_per_s)
 
 
 def point_of(event: Mapping[str, Any], rate_per_s: float, late: bool) -> RatePoint:
@@ -201,7 +201,7 @@ def point_of(event: Mapping[str, Any], rate_per_s: float, late: bool) -> RatePoi
     connections = event["connections"]
     if event.get("void"):
         point.reasons.append(str(event["void"]))
-    if failures > ERRORS_MOST * operations:
+    if failures > ERRORS_MAX * operations:
         kinds = (f"{error['count']} x {kind} ({error['first']})" for kind, error in event["errors"].items())
         point.reasons.append(f"errors: {', '.join(kinds)}")
     if connections["alive_at_end"] < connections["asked"]:
@@ -212,7 +212,7 @@ def point_of(event: Mapping[str, Any], rate_per_s: float, late: bool) -> RatePoi
         point.outcome = "failed"
     elif late:
         point.reasons.append("the load generator sent late by a good part of the latencies")
-    elif busy > CLIENT_BUSY_MOST:
+    elif busy > CLIENT_BUSY_MAX:
         point.reasons.append(f"the load generator was busy for {100 * busy:.0f}% of the time")
     return point
 

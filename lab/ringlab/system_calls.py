@@ -18,7 +18,7 @@ from ringlab.process import SampleFailed, die_with_parent
 
 INTERVAL_MS = 100
 SYSTEM_CALLS = "raw_syscalls:sys_enter"
-WINDOW_S_LEAST = 1.0
+WINDOW_S_MIN = 1.0
 """In less, perf ends too few intervals."""
 ATTACH_TIMEOUT_S = 10.0
 END_TIMEOUT_S = 10

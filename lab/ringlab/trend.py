@@ -8,7 +8,7 @@ from pathlib import Path
 from ringlab import Refused, analysis, results, steps, storage
 from ringlab.results import Cell, Metric, Result
 
-RUNS_LEAST = 2
+RUNS_MIN = 2
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def relative(cell: Cell, arm: str, metric: str, control: str) -> list[float]:
 
 
 def all_series(runs: Sequence[Run], control: str = "") -> Iterator[Series]:
-    """Yield the series of every cell, arm and metric that at least RUNS_LEAST runs have."""
+    """Yield the series of every cell, arm and metric that at least RUNS_MIN runs have."""
     names = list(dict.fromkeys(cell.name for run in runs for cell in run.result.cells if cell.samples))
     for name in names:
         cells = [
@@ -108,7 +108,7 @@ def all_series(runs: Sequence[Run], control: str = "") -> Iterator[Series]:
                     if values:
                         points.append(Point(index, geometric_mean(values), values[0], values[-1]))
                         noise.append(noise_of(cell, arm, metric, own, copies[index]))
-                if len(points) >= RUNS_LEAST:
+                if len(points) >= RUNS_MIN:
                     found = steps.find([point.value for point in points], noise)
                     yield Series(name, arm, metric, own, points, found)
 

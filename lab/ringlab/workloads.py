@@ -13,7 +13,7 @@ from ringlab.results import Metric
 ScaleName = Literal["quick", "normal", "publish"]
 Protocol = Literal["echo", "http", "discard"]
 SCALES: dict[ScaleName, results.Scale] = {
-    # With fewer rounds many arms can hardly be told apart; cells that have no time for them end with statistics.ROUNDS_LEAST.
+    # With fewer rounds many arms can hardly be told apart; cells that have no time for them end with statistics.ROUNDS_MIN.
     "quick": results.Scale(name="quick", rounds=9, window_s=0.5, warm_up_s=0.15, ramp_s=0.0),
     "normal": results.Scale(name="normal", rounds=9, window_s=2.0, warm_up_s=0.5, ramp_s=0.1),
     "publish": results.Scale(name="publish", rounds=15, window_s=10.0, warm_up_s=2.0, ramp_s=0.5),
@@ -26,16 +26,16 @@ LOADS = ("sweep", "churn", "idle", "stream")
 EVERY_WORKLOAD = (*WORKLOADS, *LOADS)
 QUICK_IF_ASKED = ("asgi", *LOADS)
 """A quick run has no time for these unless they are asked for."""
-LITTLES_LAW_LEAST, LITTLES_LAW_MOST = 0.8, 1.2
+LITTLES_LAW_MIN, LITTLES_LAW_MAX = 0.8, 1.2
 """Between these lies the number of operations in flight, as a share of what a closed loop keeps in flight."""
-OPERATIONS_LEAST = 50
-ERRORS_MOST = 0.001
+OPERATIONS_MIN = 50
+ERRORS_MAX = 0.001
 """The share of operations that may fail before a sample is void."""
 VOIDING = ("mismatch", "unexpected")
 """Errors of the load generator that make all figures of a run meaningless."""
-WINDOW_LEAST = 0.9
+WINDOW_MIN = 0.9
 """The share of the window that must have been measured."""
-PROGRAM_WINDOW_S_LEAST = 0.1
+PROGRAM_WINDOW_S_MIN = 0.1
 """The shortest window of a program that times itself."""
 CEILING_FACTOR = 1.5
 """A server whose rate is nearer to the load generator's own is measured by the generator's limit."""
@@ -184,7 +184,7 @@ class CellPlan:
         """Return how long is measured."""
         factor = scale.window_s / SCALES[scale.name].window_s
         window_s = self.windows_s.get(scale.name, SCALES[scale.name].window_s) * factor
-        return max(window_s, PROGRAM_WINDOW_S_LEAST) if self.workload == "bind" else window_s
+        return max(window_s, PROGRAM_WINDOW_S_MIN) if self.workload == "bind" else window_s
 
     def sample_s(self, scale: results.Scale, overhead_s: float | None = None) -> float:
         """Return about how long one sample takes; `overhead_s` is what it is known to take beyond what is measured."""
@@ -257,7 +257,7 @@ class CellPlan:
             metrics=list(self.metrics),
         )
 
-    def load_options(self, scale: results.Scale, rate: float = 0.0, window_s_least: float = 0.0) -> list[str]:
+    def load_options(self, scale: results.Scale, rate: float = 0.0, window_s_min: float = 0.0) -> list[str]:
         """Return the load generator's words for this cell, without address, placement and seed."""
         words = list(self.words) or [self.workload]
         if self.workload != "rtt":
@@ -273,7 +273,7 @@ class CellPlan:
             "--warm-up",
             f"{self.warm_up_s(scale):g}",
             "--window",
-            f"{max(window_s_least, self.window_s(scale)):g}",
+            f"{max(window_s_min, self.window_s(scale)):g}",
             "--ramp",
             f"{max(scale.ramp_s, self.ramp_s):g}",
         ]
@@ -786,23 +786,23 @@ def why_void(plan: CellPlan, event: Mapping[str, Any], window_s: float) -> list[
         reasons.append(
             f"only {connections['alive_at_end']} of {connections['asked']} connections were alive at the end"
         )
-    if event["window_s"] < WINDOW_LEAST * window_s and not reasons:
+    if event["window_s"] < WINDOW_MIN * window_s and not reasons:
         reasons.append(f"{event['window_s']:.3g} s were measured instead of {window_s:g} s")
     operations = event["operations"]
-    if not plan.stream and not plan.idle and operations < OPERATIONS_LEAST and not reasons:
+    if not plan.stream and not plan.idle and operations < OPERATIONS_MIN and not reasons:
         reasons.append(
-            f"{operations} operations in {event['window_s']:.3g} s tell nothing: at least {OPERATIONS_LEAST} must end"
+            f"{operations} operations in {event['window_s']:.3g} s tell nothing: at least {OPERATIONS_MIN} must end"
         )
     law = event.get("littles_law")
     # A stream's messages have no ends that a latency could be taken from; an open loop keeps no number in flight.
     closed = not plan.percent and not plan.stream
-    if closed and law and law["ratio"] is not None and not LITTLES_LAW_LEAST <= law["ratio"] <= LITTLES_LAW_MOST:
+    if closed and law and law["ratio"] is not None and not LITTLES_LAW_MIN <= law["ratio"] <= LITTLES_LAW_MAX:
         reasons.append(
             f"Little's law: {law['in_flight_average']:.1f} operations were in flight on average, and {law['expected']:g} should have been:"
             " answers stopped coming for a part of the window"
         )
     failures = sum(error["count"] for error in event["errors"].values())
-    if failures > ERRORS_MOST * operations:
+    if failures > ERRORS_MAX * operations:
         kinds = ", ".join(f"{error['count']} x {kind} ({error['first']})" for kind, error in event["errors"].items())
         reasons.append(f"errors: {kinds}")
     return reasons

@@ -398,7 +398,7 @@ def test_paths_of_a_result_are_those_that_were_given(tmp_path: Path) -> None:
 def test_a_quick_run_that_goes_on_has_no_more_time_than_it_had(
     make_targets: MakeTargets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "BUDGET_LEAST_S", 0.01)
+    monkeypatch.setattr(session, "BUDGET_S_MIN", 0.01)
     folder, path = make_targets(one=1.0), tmp_path / "out" / "result.json"
     words = ("--quick", "--minutes", "10", "--seconds", "0.05", "--targets-folder", folder, "--output", path.parent)
     assert ringlab("run", CALL_SOON, *words).exit_code == 0

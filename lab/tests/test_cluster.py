@@ -376,8 +376,8 @@ def three(fake_program: Path) -> Iterator[Three]:
         patch.setenv("RINGLAB_LOAD", str(fake_program))
         patch.setenv("FAKE_LOAD_PAUSE", str(folder / "pause"))
         # A test machine may be so busy that clocks are hard to compare.
-        patch.setattr(coordinator, "UNCERTAINTY_MOST_S", 5.0)
-        patch.setattr(coordinator, "MISALIGNED_MOST", 100.0)
+        patch.setattr(coordinator, "UNCERTAINTY_S_MAX", 5.0)
+        patch.setattr(coordinator, "MISALIGNED_MAX", 100.0)
         with namespaces.Namespaces(results.Placement(), folder / "targets") as made:
             yield Three(folder, made)
     assert not list(namespaces.FOLDER.glob(f"{made.prefix}-*"))

@@ -20,7 +20,7 @@ from ringlab.process import Server
 
 CONNECTIONS, SIZE_BYTES = 20, 1024
 WINDOW_S, WARM_UP_S = 0.5, 0.1
-ROUNDS_LEAST, ROUNDS_MOST = 5, 25
+ROUNDS_MIN, ROUNDS_MAX = 5, 25
 BOUND = 2.0
 """The generator polls for a while before it sleeps and the load in C does not, which moves a server's CPU by a fifth."""
 TIMEOUT_S = 120
@@ -71,7 +71,7 @@ def test_the_generator_and_the_load_in_c_find_the_same(tmp_path: Path) -> None:
         process.verify(server)
         for pid in server.tree():
             process.pin(pid, placement.server)
-        for number in range(ROUNDS_MOST):
+        for number in range(ROUNDS_MAX):
             tools = [(by_generator, program), (by_c, tmp_path / "load")]
             found = {
                 tool: tool(path, server, placement.client) for tool, path in (tools if number % 2 else tools[::-1])
@@ -81,6 +81,6 @@ def test_the_generator_and_the_load_in_c_find_the_same(tmp_path: Path) -> None:
             medians = {name: averages.median(values) for name, values in ratios.items()}
             agree = all(1 / BOUND < median < BOUND for median in medians.values())
             # A machine that stood still in some rounds gets more of them.
-            if agree and number + 1 >= ROUNDS_LEAST:
+            if agree and number + 1 >= ROUNDS_MIN:
                 break
     assert agree, {name: [round(value, 2) for value in values] for name, values in ratios.items()}

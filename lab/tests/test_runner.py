@@ -121,7 +121,7 @@ def test_a_server_that_fails_is_told_and_given_up(fault: str, reason: str, make_
     race.options.baseline = "other"
     race.run()
     found = samples_of(race, "one")
-    assert [sample.status for sample in found] == ["failed"] * runner.FAILURES_MOST
+    assert [sample.status for sample in found] == ["failed"] * runner.FAILURES_MAX
     assert found[0].reasons == [reason]
     assert len(samples_of(race, "other")) == 4
     assert race.result.cells[0].analysis.groups[0].verdict.kind == "nothing to compare"
@@ -661,7 +661,7 @@ def test_system_calls_are_counted_for_long_enough_however_short_the_samples_are(
     race = count_seven(make_race([ECHO], rounds=1, one=1.0), "perf", monkeypatch)
     race.options.again, race.options.ceilings = False, False
     race.run()
-    assert windows == [0.2, system_calls.WINDOW_S_LEAST]
+    assert windows == [0.2, system_calls.WINDOW_S_MIN]
 
 
 def test_every_server_has_let_a_client_go_before_it_is_measured(

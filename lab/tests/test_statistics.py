@@ -43,7 +43,7 @@ def test_every_comparison_of_a_recorded_run_is_scipys() -> None:
     checked = 0
 
     def limited(ends: tuple[float, float]) -> NDArray[np.float64]:
-        return np.clip(ends, -statistics.LOG_MOST, statistics.LOG_MOST)
+        return np.clip(ends, -statistics.LOG_MAX, statistics.LOG_MAX)
 
     for cell in recorded.cells:
         for metric, (first, *others) in itertools.product(cell.metrics, [cell.arms]):
@@ -188,7 +188,7 @@ def test_one_round_tells_nothing() -> None:
     assert found is not None
     assert (found.ratio, found.p) == (2.0, 1.0)
     assert statistics.judge(found, found.p, 0.02) == "cannot tell"
-    assert statistics.rounds_needed(found, 0.02) == statistics.ROUNDS_LEAST
+    assert statistics.rounds_needed(found, 0.02) == statistics.ROUNDS_MIN
 
 
 def test_equal_figures_tie_and_a_constant_ratio_is_a_difference() -> None:

@@ -90,8 +90,8 @@ def test_a_knee_beyond_the_load_generator_is_a_lower_bound() -> None:
 
 def test_a_server_that_no_rate_is_too_much_for_ends_the_search_with_a_lower_bound() -> None:
     knee = run(Model(1e12)).knee()
-    assert (knee.bound, knee.per_s <= sweep.RATE_MOST_PER_S) == ("at least", True)
-    assert knee.per_s > sweep.RATE_MOST_PER_S / sweep.FIRST_FACTOR
+    assert (knee.bound, knee.per_s <= sweep.RATE_PER_S_MAX) == ("at least", True)
+    assert knee.per_s > sweep.RATE_PER_S_MAX / sweep.FIRST_FACTOR
 
 
 def test_a_server_that_cannot_keep_up_with_the_low_rate_has_an_upper_bound() -> None:
@@ -139,7 +139,7 @@ points = st.builds(
 
 
 @given(
-    answers=st.lists(st.tuples(points, st.floats(0, 1.5)), min_size=sweep.TRIALS_MOST, max_size=sweep.TRIALS_MOST),
+    answers=st.lists(st.tuples(points, st.floats(0, 1.5)), min_size=sweep.TRIALS_MAX, max_size=sweep.TRIALS_MAX),
     before=st.sampled_from([0.0, 2_001.0, 50_000.0, 4e6]),
 )
 def test_whatever_the_trials_say_the_search_ends_with_a_rate(
@@ -150,11 +150,11 @@ def test_whatever_the_trials_say_the_search_ends_with_a_rate(
         rate = search.next_rate()
         if rate is None:
             break
-        assert sweep.FLOOR_PER_S <= rate <= sweep.RATE_MOST_PER_S
+        assert sweep.FLOOR_PER_S <= rate <= sweep.RATE_PER_S_MAX
         search.take(replace(point, offered_per_s=rate, achieved_per_s=share * rate, reasons=list(point.reasons)))
     assert search.next_rate() is None
     knee = search.knee()
-    assert sweep.FLOOR_PER_S <= knee.per_s <= sweep.RATE_MOST_PER_S
+    assert sweep.FLOOR_PER_S <= knee.per_s <= sweep.RATE_PER_S_MAX
     if knee.bound == "at most":
         assert knee.per_s == sweep.FLOOR_PER_S
 

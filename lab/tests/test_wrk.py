@@ -28,11 +28,11 @@ from ringlab.process import Server, pin, verify
 ARMS = ("c-epoll", "hyper", "go-net-http", "node-http", "threaded-python", "asyncio-uvicorn", "uvloop-uvicorn")
 CONNECTIONS = 50
 SECONDS = 1
-ROUNDS_LEAST, ROUNDS_MOST = 5, 15
+ROUNDS_MIN, ROUNDS_MAX = 5, 15
 TOLERANCE = 0.05
-SERVER_BUSY_LEAST = 0.9
+SERVER_BUSY_MIN = 0.9
 """The share of its CPU that a server has had where it is measured, and not its neighbours."""
-TOOL_BUSY_MOST = 0.9
+TOOL_BUSY_MAX = 0.9
 """The share of its CPU from which on a tool may be the limit."""
 
 pytestmark = pytest.mark.timeout(1800)
@@ -50,7 +50,7 @@ class Measured:
     @property
     def counts(self) -> bool:
         """Whether this is the server's throughput."""
-        return self.server_busy >= SERVER_BUSY_LEAST and self.tool_busy <= TOOL_BUSY_MOST
+        return self.server_busy >= SERVER_BUSY_MIN and self.tool_busy <= TOOL_BUSY_MAX
 
 
 @dataclass
@@ -70,7 +70,7 @@ class Contest:
     @property
     def is_judged(self) -> bool:
         """Whether enough rounds count."""
-        return len(self.pairs) >= ROUNDS_LEAST
+        return len(self.pairs) >= ROUNDS_MIN
 
     @property
     def estimate(self) -> statistics.Estimate:
@@ -113,9 +113,7 @@ def order(one: list[Measured], other: list[Measured]) -> int:
     """Say by a tool's rounds whether a server is certainly faster than another (1) or slower (-1); about as fast have no order (0)."""
     pairs = [(a.requests_per_s, b.requests_per_s) for a, b in zip(one, other, strict=True)]
     pairs = [pair for pair in pairs if all(pair)]
-    found = (
-        statistics.estimate(statistics.log_ratios(*zip(*pairs, strict=True))) if len(pairs) >= ROUNDS_LEAST else None
-    )
+    found = statistics.estimate(statistics.log_ratios(*zip(*pairs, strict=True))) if len(pairs) >= ROUNDS_MIN else None
     if found is None:
         return 0
     low, high = found.interval
@@ -181,7 +179,7 @@ def measure(tool: Callable[[Server, str], float], server: Server, cpus: str) -> 
 def test_throughput_and_order_are_those_of_wrk(servers: list[Server], program: Path) -> None:
     cpus = ",".join(map(str, preflight.place().client))
     contests = [Contest(server.arm.name) for server in servers]
-    for number in range(1, ROUNDS_MOST + 1):
+    for number in range(1, ROUNDS_MAX + 1):
         for server, contest in zip(servers, contests, strict=True):
             tools = [(partial(by_generator, program), contest.generator), (by_wrk, contest.wrk)]
             for tool, found in tools if number % 2 else reversed(tools):
@@ -189,7 +187,7 @@ def test_throughput_and_order_are_those_of_wrk(servers: list[Server], program: P
         judged = [contest for contest in contests if contest.is_judged]
         enough = len(judged) >= 2 and all(contest.agrees for contest in judged)
         in_vain = not any(contest.pairs for contest in contests)
-        if number >= ROUNDS_LEAST and (enough or in_vain):
+        if number >= ROUNDS_MIN and (enough or in_vain):
             break
     report = "\n".join(map(str, contests))
     print(report)
@@ -200,7 +198,7 @@ def test_throughput_and_order_are_those_of_wrk(servers: list[Server], program: P
         orders = {order(one.generator, other.generator), order(one.wrk, other.wrk)}
         assert orders != {-1, 1}, f"{one.arm} and {other.arm} are in another order by wrk:\n{report}"
     if not all(contest.agrees for contest in judged):
-        pytest.skip(f"{ROUNDS_MOST} rounds don't tell whether they agree within 5%:\n{report}")
+        pytest.skip(f"{ROUNDS_MAX} rounds don't tell whether they agree within 5%:\n{report}")
 
 
 def test_agreement_is_judged_by_its_interval() -> None:

@@ -98,7 +98,7 @@ def test_the_cpu_time_of_children_counts(run):
     assert outcome.cpu_s > 0
 
 
-@pytest.mark.parametrize("count", [0, test_records.MAX_FLAKY, test_records.MAX_FLAKY + 1])
+@pytest.mark.parametrize("count", [0, test_records.FLAKY_MAX, test_records.FLAKY_MAX + 1])
 def test_up_to_five_tests_may_be_flaky(count, capsys):
     flaky = [test_records.Record(f"test_{number}", "flaky", output="what was seen") for number in range(count)]
     passes = check.print_summary([check.Outcome("make test", "passed", 1.0, 1.0)], [], flaky)
@@ -113,7 +113,7 @@ def test_a_flaky_test_passes_each_time_alone():
     assert [record.outcome for record in records] == ["flaky", "failed"]
 
 
-@pytest.mark.parametrize("failed", [test_records.MAX_FLAKY, test_records.MAX_FLAKY + 1])
+@pytest.mark.parametrize("failed", [test_records.FLAKY_MAX, test_records.FLAKY_MAX + 1])
 def test_more_failures_than_may_be_flaky_are_not_run_again(failed):
     again = []
     records = [test_records.Record(str(number), "failed") for number in range(failed)]

@@ -6,7 +6,16 @@ import socket
 
 import pytest
 
-from datagram_support import MAX_UDP, DatagramRecorder, address_of, close, endpoint, udp_socket, unix_socket, wait_for
+from datagram_support import (
+    UDP_BYTES_MAX,
+    DatagramRecorder,
+    address_of,
+    close,
+    endpoint,
+    udp_socket,
+    unix_socket,
+    wait_for,
+)
 from support import (
     HOST,
     capture_contexts,
@@ -79,7 +88,7 @@ def test_a_failing_error_received(loop):
         address = sock.getsockname()
     client, recorder = endpoint(loop, Protocol(), remote_addr=address)
     with pytest.raises(ValueError, match="mine"):
-        client.sendto(bytes(MAX_UDP + 1))
+        client.sendto(bytes(UDP_BYTES_MAX + 1))
     assert [error.errno for error in recorder.errors] == [errno.EMSGSIZE]
     client.sendto(b"x")
     wait_for(loop, lambda: contexts)
@@ -95,7 +104,7 @@ def test_a_datagram_that_is_too_large(loop, connected):
     options = {"remote_addr": address_of(server)} if connected else {"local_addr": (HOST, 0)}
     client, recorder = endpoint(loop, **options)
     target = None if connected else address_of(server)
-    client.sendto(bytes(MAX_UDP + 1), target)
+    client.sendto(bytes(UDP_BYTES_MAX + 1), target)
     assert [(type(error), error.errno) for error in recorder.errors] == [(OSError, errno.EMSGSIZE)]
     client.sendto(b"fits", target)
     wait_for(loop, lambda: service.data)

@@ -7,8 +7,8 @@ import socket
 import pytest
 
 from datagram_support import (
-    MAX_UDP,
     SENDS_EMPTY,
+    UDP_BYTES_MAX,
     DatagramRecorder,
     address_of,
     close,
@@ -180,7 +180,7 @@ def test_what_arrives_together_is_delivered_in_order_and_in_its_size(loop):
 
 def test_the_largest_udp_datagram(loop):
     server, recorder = endpoint(loop, DatagramRecorder(lambda it, data: it.transport.sendto(data, it.addresses[-1])))
-    data = os.urandom(MAX_UDP)
+    data = os.urandom(UDP_BYTES_MAX)
     with udp_socket() as sock:
         for _ in range(2):
             sock.sendto(data, address_of(server))

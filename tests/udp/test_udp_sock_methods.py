@@ -9,7 +9,7 @@ import socket
 
 import pytest
 
-from datagram_support import MAX_UDP, close, drain_until, endpoint, unix_socket
+from datagram_support import UDP_BYTES_MAX, close, drain_until, endpoint, unix_socket
 from support import (
     HOST,
     has_ipv6,
@@ -74,8 +74,8 @@ def test_sock_recvfrom_into(loop, kind):
 def test_sock_recvfrom_of_the_largest_datagrams(loop):
     async def main():
         with plain_pair() as (first, second):
-            data = os.urandom(MAX_UDP)
-            assert await loop.sock_sendto(first, data, second.getsockname()) == MAX_UDP
+            data = os.urandom(UDP_BYTES_MAX)
+            assert await loop.sock_sendto(first, data, second.getsockname()) == UDP_BYTES_MAX
             assert await loop.sock_recvfrom(second, 1 << 20) == (data, first.getsockname())
         with plain_pair("unix") as (first, second):
             data = os.urandom(200_000)
@@ -154,7 +154,7 @@ WRONG_CALLS = {
     "sendto a wrong port": lambda loop, sock, _other: loop.sock_sendto(sock, b"x", (HOST, 65536)),
     "sendto a path": lambda loop, sock, _other: loop.sock_sendto(sock, b"x", "path"),
     "sendto without an address": lambda loop, sock, _other: loop.sock_sendto(sock, b"x"),
-    "sendto too much": lambda loop, sock, other: loop.sock_sendto(sock, bytes(MAX_UDP + 1), other.getsockname()),
+    "sendto too much": lambda loop, sock, other: loop.sock_sendto(sock, bytes(UDP_BYTES_MAX + 1), other.getsockname()),
     "sendto everybody": lambda loop, sock, _other: loop.sock_sendto(sock, b"x", ("255.255.255.255", 9)),
     "sendto a name": lambda loop, sock, other: loop.sock_sendto(sock, b"x", ("localhost", other.getsockname()[1])),
     "sendto nowhere": lambda loop, sock, _other: loop.sock_sendto(sock, b"x", ("name.invalid", 9)),

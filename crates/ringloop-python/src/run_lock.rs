@@ -21,7 +21,7 @@ static SOME_WAIT: AtomicBool = AtomicBool::new(false);
 /// is released: so `os.fork`, which holds the GIL too, finds it free, and no child inherits it locked.
 static WAITING: Mutex<Vec<Thread>> = Mutex::new(Vec::new());
 /// How long a wait goes on without a look at signals: asyncio's can be interrupted.
-const WAIT_AT_MOST: Duration = Duration::from_millis(50);
+const WAIT_MAX: Duration = Duration::from_millis(50);
 
 thread_local! {
     /// The addresses of the handles that this thread runs, the innermost last: the lock is reentrant.
@@ -67,7 +67,7 @@ pub(crate) fn wait_for_end(
         // Before the GIL is released, so that the end of this run unparks.
         waiting().push(thread::current());
         SOME_WAIT.store(true, Relaxed);
-        py.detach(|| thread::park_timeout(WAIT_AT_MOST));
+        py.detach(|| thread::park_timeout(WAIT_MAX));
         let own = thread::current().id();
         waiting().retain(|thread| thread.id() != own);
         py.check_signals()?;

@@ -221,7 +221,7 @@ pub(crate) const STREAM_WRITE_BYTES: usize = 128 * 1024;
 /// If a server stops reading while it can't send, outstanding bytes are in the buffers of the two sockets (tcp_rmem and tcp_wmem,
 /// tens of MB at most, usually less than 10). With few connections it never reaches this bound. A server that reads everything
 /// before it answers would use up the machine's memory without the bound. The bound is large enough to keep any server busy.
-pub(crate) fn outstanding_most(connections: u32) -> u64 {
+pub(crate) fn outstanding_limit(connections: u32) -> u64 {
     const MIB: u64 = 1024 * 1024;
     (1024 * MIB / u64::from(connections.max(1))).clamp(4 * MIB, 256 * MIB)
 }

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::accounting::Account;
 use crate::control::Record;
-use crate::exchange::outstanding_most;
+use crate::exchange::outstanding_limit;
 use crate::latencies::Latencies;
 use crate::measured::Measured;
 use crate::settings::Settings;
@@ -80,7 +80,7 @@ pub(crate) fn outcome(
             "outstanding_bytes_max":
                 measured.iter().map(|one| one.outstanding_max).max().filter(|_| !one_way),
             "outstanding_bytes_most":
-                (!one_way).then(|| outstanding_most(settings.connections)),
+                (!one_way).then(|| outstanding_limit(settings.connections)),
             "counted_bytes": one_way.then(|| total(|one| one.counted)),
             "reads": total(|one| one.reads),
             "writes": total(|one| one.writes),

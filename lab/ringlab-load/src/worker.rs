@@ -19,7 +19,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::connection::{Connection, State};
 use crate::control::Control;
-use crate::exchange::{Answer, Exchange, STREAM_WRITE_BYTES, outstanding_most};
+use crate::exchange::{Answer, Exchange, STREAM_WRITE_BYTES, outstanding_limit};
 use crate::failure::{Failure, Kind, connect_failure};
 use crate::link::{Link, Received};
 use crate::measured::Measured;
@@ -60,7 +60,7 @@ pub(crate) struct Worker<'a, E: Exchange> {
     starts_ns: Vec<u64>,
     schedule: Option<Schedule>,
     /// The maximum of outstanding bytes on each stream.
-    outstanding_most: u64,
+    outstanding_limit: u64,
     /// Whether new requests may be started.
     sending: bool,
     /// Whether the acknowledged bytes at the beginning of the window are known (streams in one direction).
@@ -106,7 +106,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
             starts_ns: vec![0; connections.len() * settings.pipeline as usize],
             connections,
             schedule,
-            outstanding_most: outstanding_most(settings.connections),
+            outstanding_limit: outstanding_limit(settings.connections),
             sending: false,
             measuring: false,
             begun: 0,
@@ -549,7 +549,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
                         let outstanding = connection.outstanding;
                         self.measured.outstanding_max =
                             self.measured.outstanding_max.max(outstanding);
-                        if outstanding + STREAM_WRITE_BYTES as u64 > self.outstanding_most {
+                        if outstanding + STREAM_WRITE_BYTES as u64 > self.outstanding_limit {
                             self.measured.held_back += 1;
                             self.stop_stream(index);
                         }
@@ -800,7 +800,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
                 if !self.sending {
                     self.end_stream(index);
                 } else if connection.unsent() == 0
-                    && connection.outstanding <= self.outstanding_most / 2
+                    && connection.outstanding <= self.outstanding_limit / 2
                 {
                     self.resume_stream(index);
                 }

@@ -12,7 +12,7 @@ from ringlab.audit import checks, document, records, tools
 from ringlab.audit.checks import Finding
 from ringlab.audit.records import Record
 
-REPORT_MOST_BYTES = 16 << 20
+REPORT_BYTES_MAX = 16 << 20
 
 __all__ = ["Finding", "Record", "audit", "read"]
 
@@ -22,8 +22,8 @@ def read(paths: Sequence[Path]) -> list[tuple[str, str]]:
     found = []
     for path in paths:
         try:
-            if path.stat().st_size > REPORT_MOST_BYTES:
-                raise Refused(f"{path} is larger than {REPORT_MOST_BYTES >> 20} MiB: that is no report")
+            if path.stat().st_size > REPORT_BYTES_MAX:
+                raise Refused(f"{path} is larger than {REPORT_BYTES_MAX >> 20} MiB: that is no report")
             text = path.read_text(encoding="utf-8-sig")
         except UnicodeDecodeError:
             raise Refused(f"{path} is not UTF-8 text; convert it, or copy its text into a Markdown file") from None

@@ -19,10 +19,10 @@ from ringlab.audit.records import LATENCIES, NAMES, PERCENTILES, Record, names_o
 
 Severity = Literal["contradiction", "weakness"]
 
-IN_FLIGHT_LEAST, IN_FLIGHT_MOST = 0.85, 1.1
+IN_FLIGHT_MIN, IN_FLIGHT_MAX = 0.85, 1.1
 """Of the connections of a closed loop, the share that is under way on average. The client's own time between an answer and the
 next request is missing in it, and seldom more than a few percent."""
-SAMPLE_S_LEAST = 0.1
+SAMPLE_S_MIN = 0.1
 """A shorter sample is decided by one preemption (of 4 ms on Linux) or one interrupt."""
 SLACK = 0.02
 """Figures of one run that programs take at slightly different moments."""
@@ -30,11 +30,11 @@ REPEAT_SLACK = 0.03
 """Between two figures that ought to be of the same run."""
 ALIKE = 0.06
 """Two benchmarks whose figures are this close for every subject may be one."""
-ALIKE_RATIO_LEAST = 2.0
+ALIKE_RATIO_MIN = 2.0
 """Unless the subjects hardly differ: then so do their figures."""
 BANDWIDTH_SLACK = 0.1
 EFFICIENCY_MARGIN = 0.1
-WAITING_LEAST = 0.1
+WAITING_MIN = 0.1
 CLAIM_SLACK = 0.02
 PORTS_ALL, PORTS_DEFAULT = 65_535 - 1_023, 60_999 - 32_768 + 1
 """From one address to one other: those a program may use at all, and Linux's net.ipv4.ip_local_port_range."""
@@ -142,7 +142,7 @@ def check_littles_law(reports: Reports) -> Iterator[Finding]:
         if rate is None or mean is None or opened is None or connections is None or not record.closed_loop:
             continue
         value, low, high = product(rate, mean)
-        if low <= IN_FLIGHT_MOST * connections.value and high >= IN_FLIGHT_LEAST * connections.value:
+        if low <= IN_FLIGHT_MAX * connections.value and high >= IN_FLIGHT_MIN * connections.value:
             continue
         share = value / connections.value
         unit = next((name for factor, name in FACTORS if factor > 2 and is_near(share, factor)), "")
@@ -367,7 +367,7 @@ def check_samples(reports: Reports) -> Iterator[Finding]:
         short = []
         for record in group:
             found = sample_time(record)
-            if found is not None and found[0] < SAMPLE_S_LEAST:
+            if found is not None and found[0] < SAMPLE_S_MIN:
                 short.append((found, record))
         if short:
             (_, arithmetic), record = min(short, key=lambda each: each[0][0])
@@ -377,7 +377,7 @@ def check_samples(reports: Reports) -> Iterator[Finding]:
                 "weakness",
                 record,
                 record.line,
-                f"{record.name}{others}: measured for less than {SAMPLE_S_LEAST * 1000:g} ms",
+                f"{record.name}{others}: measured for less than {SAMPLE_S_MIN * 1000:g} ms",
                 arithmetic,
                 "one preemption or interrupt of a few ms decides such a figure: repeat the operation until a sample takes at least 100 ms",
             )
@@ -421,7 +421,7 @@ def check_waiting(reports: Reports) -> Iterator[Finding]:
                 continue
             delay = float(match[2]) / 1000
             shares = [delay / total.value for _, total in found]
-            if not all(WAITING_LEAST < share < 1 for share in shares):
+            if not all(WAITING_MIN < share < 1 for share in shares):
                 continue
             words = "; ".join(
                 f"{record.subject}: {show(total)} - {quantities.seconds(delay)} = {quantities.seconds(total.value - delay)}"
@@ -860,7 +860,7 @@ def check_identical(reports: Reports) -> Iterator[Finding]:
             if len(subjects) < 2:
                 continue
             values = [one[subject][0].value for subject in subjects]
-            if max(values) / min(values) < ALIKE_RATIO_LEAST:
+            if max(values) / min(values) < ALIKE_RATIO_MIN:
                 continue
             if all(is_near(one[each][0].value / other[each][0].value, 1.0, ALIKE) for each in subjects):
                 record = other[subjects[0]][1]

@@ -30,13 +30,13 @@ LEAD_S = 0.5
 """Between telling all generators when to start and that instant."""
 EXCHANGES_FIRST, EXCHANGES = 20, 5
 """By which clocks are compared: before a run, and before each trial."""
-UNCERTAINTY_MOST_S = 0.05
+UNCERTAINTY_S_MAX = 0.05
 """Of the comparison of clocks; the round trip is twice as long."""
-DRIFT_MOST = 5e-4
+DRIFT_MAX = 5e-4
 """How much faster than another a clock may go while it is being set right (adjtimex(2))."""
-OFFSET_MOST_S = 1.0
+OFFSET_S_MAX = 1.0
 """Of the time of day, by which logs and certificates are judged; loads are started on another clock."""
-MISALIGNED_MOST = 0.05
+MISALIGNED_MAX = 0.05
 """The share of the window by which the windows of all machines may differ."""
 LOCK = "ringlab"
 SOON_S, LATER_S = 0.05, 0.5
@@ -261,15 +261,15 @@ class Cluster:
         record = machine.record
         record.clock_offset_s = offset_ns / 1e9
         problems = []
-        if abs(record.clock_offset_s) - record.clock_uncertainty_s > OFFSET_MOST_S:
+        if abs(record.clock_offset_s) - record.clock_uncertainty_s > OFFSET_S_MAX:
             problems.append(
                 f"the clock of {machine} is {record.clock_offset_s:+.3f} s off this machine's, and at most"
-                f" {OFFSET_MOST_S:g} s are allowed: synchronise it, for example with chrony (`chronyc makestep`)"
+                f" {OFFSET_S_MAX:g} s are allowed: synchronise it, for example with chrony (`chronyc makestep`)"
             )
-        if machine.uncertainty_ns > UNCERTAINTY_MOST_S * 1e9:
+        if machine.uncertainty_ns > UNCERTAINTY_S_MAX * 1e9:
             problems.append(
                 f"the clock of {machine} could be compared only within {machine.uncertainty_ns / 1e6:.0f} ms, and"
-                f" {UNCERTAINTY_MOST_S * 1e3:g} ms are needed: the network or the machines are too busy"
+                f" {UNCERTAINTY_S_MAX * 1e3:g} ms are needed: the network or the machines are too busy"
             )
         return problems
 
@@ -287,7 +287,7 @@ class Cluster:
             found.append((half_ns, theirs_ns - (begin_ns + half_ns), their_day_ns - (day_ns + half_ns)))
         half_ns, ahead_ns, day_ahead_ns = min(found)
         now_ns = time.monotonic_ns()
-        drifted_ns = machine.uncertainty_ns + round(DRIFT_MOST * (now_ns - machine.compared_ns))
+        drifted_ns = machine.uncertainty_ns + round(DRIFT_MAX * (now_ns - machine.compared_ns))
         if machine.compared_ns and drifted_ns < half_ns:
             machine.uncertainty_ns = drifted_ns
         else:
@@ -621,7 +621,7 @@ class ClusterServing:
             misaligned_ns = max(late) - min(late) + 2 * uncertainty_ns
             figures = figures | {"misaligned_ms": misaligned_ns / 1e6}
             share = misaligned_ns / 1e9 / float(values["--window"])
-            if share > MISALIGNED_MOST and not merged["void"]:
+            if share > MISALIGNED_MAX and not merged["void"]:
                 merged["void"] = (
                     f"the windows of the machines differ by up to {misaligned_ns / 1e6:.3g} ms, {100 * share:.0f}% of their length"
                 )

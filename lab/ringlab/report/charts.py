@@ -19,10 +19,10 @@ ROW = 24
 FOOT = 40
 CHARACTER = 6.7
 """The width of a character at the size of the charts' text, about."""
-LABEL_MOST = 230
+LABEL_MAX = 230
 NARROW, NARROW_ROW = 340, 42
 """The width of what is drawn for telephones, and the height of its rows, which have their text above the mark."""
-REACH_MOST = 1.5
+REACH_MAX = 1.5
 """An axis of ratios goes so far beyond the arm that is furthest out, in whichever direction: intervals may be endless."""
 LOGARITHMIC_FROM = 4.0
 """From this ratio of its ends on, an axis has the marks of a logarithmic one, and bars are drawn on one."""
@@ -78,7 +78,7 @@ class Strip:
 
 def label_width(names: Sequence[str]) -> float:
     """Return how much room the names of rows need."""
-    return min(LABEL_MOST, 12 + CHARACTER * max((len(name) for name in names), default=0))
+    return min(LABEL_MAX, 12 + CHARACTER * max((len(name) for name in names), default=0))
 
 
 def shorten(name: str, room: float) -> str:
@@ -192,8 +192,8 @@ def forest(rows: Sequence[Interval], noise: float, axis_title: str, title: str, 
         return Markup("")
     frame = Frame([row.name for row in rows], [row.figure for row in rows], narrow, 178)
     ratios = [1.0, *(row.ratio for row in rows)]
-    low = max(min([1 / (1 + noise), *(row.low for row in rows)]) * 0.97, min(ratios) / REACH_MOST)
-    high = min(max([1 + noise, *(row.high for row in rows)]) * 1.03, max(ratios) * REACH_MOST)
+    low = max(min([1 / (1 + noise), *(row.low for row in rows)]) * 0.97, min(ratios) / REACH_MAX)
+    high = min(max([1 + noise, *(row.high for row in rows)]) * 1.03, max(ratios) * REACH_MAX)
     low, high = min(low, 0.97 / (1 + noise)), max(high, 1.03 * (1 + noise))
     axis = Axis(low, high, frame.start, frame.end, logarithmic=True)
     parts = [
@@ -317,7 +317,7 @@ def percentile_place(percentile: float) -> float:
 SMALL = (230, 140)
 """Width and height of one of many."""
 SMALL_PERCENTILES = (50, 90, 99, 99.9, 99.99, 99.999)
-PERCENTILES_LEAST = 99.0
+PERCENTILES_MIN = 99.0
 
 
 def percentiles(lines: Sequence[Line], title: str, anchor: str) -> Markup:
@@ -330,7 +330,7 @@ def percentiles(lines: Sequence[Line], title: str, anchor: str) -> Markup:
         return Markup("")
     # As far as every line goes, so that they end side by side; but one of few operations does not hide the tails of the others.
     ends = [max((percentile for percentile, _ in line.points if percentile < 100), default=0.0) for line in lines]
-    shown = max(min(ends), min(max(ends), PERCENTILES_LEAST))
+    shown = max(min(ends), min(max(ends), PERCENTILES_MIN))
     cut = [
         Line(
             line.name, [(percentile_place(percentile), ns) for percentile, ns in line.points if 0 < percentile <= shown]

@@ -28,7 +28,7 @@ COLOURS = {
     "not measured": "dim",
 }
 METRICS_SHOWN = 5
-COLUMNS_LEAST = 4
+COLUMNS_MIN = 4
 """Arm, figure, ratio and verdict."""
 WIDTH = 160
 COLUMN_PADDING = 2
@@ -175,7 +175,7 @@ def widths_of(columns: Sequence[tuple[str, list[str]]], *, wrapped: bool) -> lis
 def print_table(console: Console, cell: Cell, group: Group) -> None:
     """Print the table of a group, with as many of its columns as the console has room for, but those of the primary metric always."""
     columns = columns_of(cell, group)
-    for count, wrapped in itertools.product(range(len(columns), COLUMNS_LEAST - 1, -1), (False, True)):
+    for count, wrapped in itertools.product(range(len(columns), COLUMNS_MIN - 1, -1), (False, True)):
         widths = widths_of(columns[:count], wrapped=wrapped)
         needed = sum(widths) + COLUMN_PADDING * count
         if needed <= console.width:

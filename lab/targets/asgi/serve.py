@@ -15,7 +15,7 @@ HOST = "127.0.0.1"
 BACKLOG = 1024
 REST_S = 3600
 """How long connections may rest."""
-MOST = 20_000
+CONNECTIONS_MAX = 20_000
 """Connections, where a server has a limit."""
 APPLICATION = "applications:application"
 APPLICATION_OF = dict.fromkeys(["hello-log", "tls", "http2", "http2-tls", "idle", "idle-tls"], "hello")
@@ -50,7 +50,7 @@ def ringloop(arguments: argparse.Namespace) -> list[str]:
 def granian(arguments: argparse.Namespace) -> list[str]:
     """Return granian's command."""
     words = [APPLICATION, "--host", arguments.host, "--port", str(arguments.port), "--backlog", str(BACKLOG)]
-    words += ["--interface", "asgi", "--workers", "1", "--loop", "uvloop", "--backpressure", str(MOST)]
+    words += ["--interface", "asgi", "--workers", "1", "--loop", "uvloop", "--backpressure", str(CONNECTIONS_MAX)]
     words += ["--http", "2" if arguments.feature in HTTP2 else "1", "--http1-header-read-timeout", "60000"]
     words += ["--access-log"] if arguments.log else ["--no-access-log", "--log-level", "warning"]
     if arguments.tls:
@@ -71,7 +71,7 @@ def hypercorn(arguments: argparse.Namespace) -> list[str]:
 def gunicorn(arguments: argparse.Namespace) -> list[str]:
     """Return gunicorn's command."""
     words = [APPLICATION, "--bind", f"{arguments.host}:{arguments.port}", "--backlog", str(BACKLOG), "--workers", "1"]
-    words += ["--worker-class", "asgi", "--asgi-loop", "uvloop", "--worker-connections", str(MOST)]
+    words += ["--worker-class", "asgi", "--asgi-loop", "uvloop", "--worker-connections", str(CONNECTIONS_MAX)]
     words += ["--keep-alive", str(REST_S), "--graceful-timeout", "1", "--no-control-socket"]
     words += ["--access-logfile", "-"] if arguments.log else ["--log-level", "warning"]
     if arguments.tls:

@@ -24,10 +24,10 @@ const PIECES_MAX: usize = 64;
 
 /// From this size on, sending without a copy is cheaper than copying bytes that are not in the CPU's caches
 /// (docs/backends.md has the figures).
-const ZERO_COPY_MIN_BYTES: usize = 32 * 1024;
+const ZERO_COPY_BYTES_MIN: usize = 32 * 1024;
 
 /// The maximum size of one send without a copy, because the memory in use counts against `RLIMIT_MEMLOCK`.
-const ZERO_COPY_MAX_BYTES: usize = 1024 * 1024;
+const ZERO_COPY_BYTES_MAX: usize = 1024 * 1024;
 
 /// Urgent data cannot be read here, but reads end at it. `io_uring` does not report it: there, what follows it is read
 /// with the next packet.
@@ -264,8 +264,8 @@ impl Core {
     }
 
     pub(crate) async fn write_all_zero_copy(&self, mut bytes: Bytes) -> (io::Result<()>, Bytes) {
-        while bytes.len() >= ZERO_COPY_MIN_BYTES && self.may_send_zero_copy() {
-            let part = bytes.slice(..bytes.len().min(ZERO_COPY_MAX_BYTES));
+        while bytes.len() >= ZERO_COPY_BYTES_MIN && self.may_send_zero_copy() {
+            let part = bytes.slice(..bytes.len().min(ZERO_COPY_BYTES_MAX));
             match self.send_zero_copy(part).await {
                 Ok(0) => return (Err(io::ErrorKind::WriteZero.into()), bytes),
                 Ok(count) => bytes.advance(count),

@@ -350,7 +350,7 @@ fn lagging_server(pause: Duration) -> (SocketAddr, Receiver<Stream>) {
 
 /// The bytes that may be outstanding on each of `connections` streams, as the result says: at most 256 MiB, and 1 GiB
 /// in all.
-fn outstanding_most(result: &Value, connections: u64) -> usize {
+fn outstanding_limit(result: &Value, connections: u64) -> usize {
     let most = result["streams"]["outstanding_bytes_most"]
         .as_u64()
         .unwrap();
@@ -368,7 +368,7 @@ fn a_stream_is_held_back_until_a_server_that_lags_has_caught_up() {
     let result = flawless("echo", address, &options(&ENDLESS, &load));
     assert_eq!(result["connections"]["alive_at_end"], 2);
     assert!(result["streams"]["held_back"].as_u64().unwrap() > 0);
-    let most = outstanding_most(&result, 2);
+    let most = outstanding_limit(&result, 2);
     for stream in streams.iter().take(2) {
         assert!(stream.whole && stream.behind_max <= most, "{result}");
     }
@@ -388,7 +388,7 @@ fn a_stream_that_is_held_back_when_the_window_ends_comes_back_whole() {
     let stream = streams.recv().unwrap();
     assert!(stream.whole);
     let sent = result["streams"]["outstanding_bytes_max"].as_u64().unwrap() as usize;
-    let most = outstanding_most(&result, 1);
+    let most = outstanding_limit(&result, 1);
     assert!(stream.behind_max == sent && sent <= most, "{result}");
 }
 
