@@ -453,7 +453,9 @@ class Race:
     def measure_subject(self, plan: CellPlan, arm: manifest.Arm, sample: results.Sample) -> None:
         """Let a program measure one thing itself."""
         command = self.subject_command(plan, arm)
-        content = process.run_program(arm, [*command, *plan.words], PROGRAM_GRACE_S + 3 * plan.window_s(self.scale))
+        content = process.run_program(
+            arm, [*command, *plan.subject_words], PROGRAM_GRACE_S + 3 * plan.window_s(self.scale)
+        )
         sample.figures = figures_in(content)
         primary = next(metric for metric in plan.metrics if metric.primary)
         if primary.key not in sample.figures:
@@ -474,7 +476,9 @@ class Race:
         """Return why this machine can't measure what a subject is about, if it can't."""
         for arm in self.contestants(plan):
             try:
-                process.run_program(arm, [*self.subject_command(plan, arm), "--check", *plan.words], PROGRAM_GRACE_S)
+                process.run_program(
+                    arm, [*self.subject_command(plan, arm), "--check", *plan.subject_words], PROGRAM_GRACE_S
+                )
             except SampleFailed as failure:
                 return str(failure)
             return ""

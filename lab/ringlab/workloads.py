@@ -133,9 +133,10 @@ class CellPlan:
     """Whose servers one of LOADS loads: those of the workload of this name."""
     feature: str = ""
     """The feature that an ASGI server is started for."""
-    words: tuple[str, ...] = ()
-    """The load generator's arguments for a cell of asgi or of LOADS: its workload, and what to send and to expect. Of a subject: what
-    it measures."""
+    load_words: tuple[str, ...] = ()
+    """The load generator's arguments for a cell of asgi or of LOADS: its workload, and what to send and to expect."""
+    subject_words: tuple[str, ...] = ()
+    """The arguments of a subject's program: what it measures."""
     features: tuple[str, ...] = ()
     """The features that an arm must not lack."""
     checked: bool = False
@@ -178,7 +179,7 @@ class CellPlan:
     @property
     def idle(self) -> bool:
         """Whether the connections rest while they are measured."""
-        return "--idle" in self.words
+        return "--idle" in self.load_words
 
     def window_s(self, scale: results.Scale) -> float:
         """Return how long is measured."""
@@ -259,7 +260,7 @@ class CellPlan:
 
     def load_options(self, scale: results.Scale, rate: float = 0.0, window_s_min: float = 0.0) -> list[str]:
         """Return the load generator's words for this cell, without address, placement and seed."""
-        words = list(self.words) or [self.workload]
+        words = list(self.load_words) or [self.workload]
         if self.workload != "rtt":
             words += ["--connections", str(self.connections)]
         if self.size_bytes and self.kind == "echo":
@@ -281,7 +282,7 @@ class CellPlan:
     def first_client(self) -> list[str]:
         """Return the load generator's words for a first client, which comes and goes before a sample."""
         window = ["0.01"] if self.idle else [f"{FIRST_CLIENT_S:g}", "--max-operations", "1"]
-        return [*self.words, "--connections", "1", "--warm-up", "0", "--window", *window]
+        return [*self.load_words, "--connections", "1", "--warm-up", "0", "--window", *window]
 
 
 QUICK = frozenset({"quick", "normal", "publish"})
@@ -358,7 +359,7 @@ def http_cells() -> list[CellPlan]:
             metrics=(BYTES_PER_CONNECTION,),
             scales=PUBLISH,
             connections=IDLE_CONNECTIONS,
-            words=("http", "--idle"),
+            load_words=("http", "--idle"),
             ramp_s=IDLE_RAMP_S,
             windows_s=dict.fromkeys(SCALES, IDLE_WINDOW_S),
         )
@@ -441,7 +442,7 @@ def asgi_cells() -> list[CellPlan]:
                 connections=connections,
                 size_bytes=size_bytes,
                 feature=feature or name,
-                words=words if words[:1] == ("websocket",) else ("http", *words),
+                load_words=words if words[:1] == ("websocket",) else ("http", *words),
                 ramp_s=IDLE_RAMP_S if idle else 0.0,
                 windows_s=dict.fromkeys(SCALES, IDLE_WINDOW_S) if idle else {},
             )
@@ -527,7 +528,7 @@ def subject_cells() -> list[CellPlan]:
             scales=QUICK if each.quick else NORMAL,
             connections=each.connections,
             size_bytes=each.size_bytes,
-            words=each.words,
+            subject_words=each.words,
             features=each.features,
             checked=each.checked,
             starts=each.starts,
@@ -555,7 +556,7 @@ def sweep_cells() -> list[CellPlan]:
             connections=connections,
             size_bytes=size_bytes,
             protocol=protocol,
-            words=(protocol,),
+            load_words=(protocol,),
             windows_s={"quick": 0.3, "normal": 1.0, "publish": 4.0},
         )
         for name, protocol, what, operation, size_bytes in kinds
@@ -580,7 +581,7 @@ def churn_cells() -> list[CellPlan]:
             connections=connections,
             size_bytes=size_bytes,
             protocol=protocol,
-            words=(protocol, "--churn"),
+            load_words=(protocol, "--churn"),
         )
         for name, protocol, what, size_bytes in kinds
         for connections in (1, 50)
@@ -600,7 +601,7 @@ def idle_cells() -> list[CellPlan]:
             connections=connections,
             size_bytes=IDLE_BYTES,
             protocol="echo",
-            words=("echo", "--idle", "--steps", str(IDLE_STEPS)),
+            load_words=("echo", "--idle", "--steps", str(IDLE_STEPS)),
             ramp_s=IDLE_RAMP_S * connections / IDLE_CONNECTIONS,
             windows_s=dict.fromkeys(SCALES, IDLE_WINDOW_S),
         )
@@ -630,7 +631,7 @@ def stream_cells() -> list[CellPlan]:
             connections=connections,
             stream=True,
             protocol=protocol,
-            words=(protocol,),
+            load_words=(protocol,),
             windows_s={"quick": 1.0, "normal": 5.0, "publish": 10.0},
         )
         for name, protocol, where, metrics in kinds

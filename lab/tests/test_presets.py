@@ -34,7 +34,9 @@ LOADED = (
     "loops/http/aiohttp/50",
     "loops/wait/*",
 )
-OPERATIONS = tuple(plan.name for plan in workloads.CELLS if plan.workload == "loops" and plan.words[0] == "micro")
+OPERATIONS = tuple(
+    plan.name for plan in workloads.CELLS if plan.workload == "loops" and plan.subject_words[0] == "micro"
+)
 RUNS = {
     "loops": ((*OPERATIONS, *LOADED), ("loops",), ("asyncio", "ringloop", "ringloop-epoll", "floor")),
     "files": (("files",), ("files",), ("files-blocking", "files-ringloop", "files-ringloop-epoll")),
