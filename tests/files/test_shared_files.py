@@ -255,7 +255,7 @@ APPENDING = {
     "number": lambda path, opens: opens(os.open(path, os.O_RDWR | os.O_APPEND), "r+b"),
     "unbuffered": lambda path, opens: opens(os.open(path, os.O_RDWR | os.O_APPEND), "r+b", 0),
     "mode": lambda path, opens: opens(path, "a+b"),
-    # The mode moves the file to its end once; the descriptor does not append.
+    # The mode moves the position to the file's end once; the descriptor does not append.
     "only the mode": lambda path, opens: opens(os.open(path, os.O_RDWR), "a+b"),
 }
 

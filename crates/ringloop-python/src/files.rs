@@ -93,7 +93,7 @@ impl FileOperation {
     }
 }
 
-/// Reads up to `size` bytes. Without an offset, from where the file is; only for files that have no position.
+/// Reads up to `size` bytes. Without an offset, as read(2) does; only for files that have no position.
 pub(crate) fn read<'py>(
     event_loop: &Bound<'py, Loop>,
     fd: RawFd,

@@ -296,7 +296,7 @@ class _Binary(File[bytes]):
         self._direct_read = descriptor.direct.read
 
     async def pread(self, size: int, offset: int, /) -> bytes:
-        """Read up to `size` bytes at an offset, as `os.pread`: past the buffer, and without moving the file."""
+        """Read up to `size` bytes at an offset, as `os.pread`: past the buffer, and without moving the position."""
         if offset < 0 or size < 0:
             self._check_open()
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
@@ -306,7 +306,7 @@ class _Binary(File[bytes]):
         return data
 
     async def pwrite(self, data: ReadableBuffer, offset: int, /) -> int:
-        """Write at an offset, as `os.pwrite`: past the buffer, and without moving the file. Return how many bytes."""
+        """Write at an offset, as `os.pwrite`: past the buffer, and without moving the position. Return how many bytes."""
         self._check_open()
         if offset < 0:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
@@ -405,13 +405,13 @@ class RawFile(_Binary):
                 return await self._descriptor.write_all(view)  # type: ignore[return-value]
 
     async def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        """Move the file; return where it is."""
+        """Move the position, and return it."""
         async with self._lock:
             self._check_raw()
             return await self._descriptor.seek(offset, whence)
 
     async def tell(self) -> int:
-        """Return where the file is."""
+        """Return the file's position."""
         async with self._lock:
             self._check_raw()
             return self._descriptor.tell()
@@ -447,7 +447,7 @@ class _Buffered(_Binary):
 
     @property
     def raw(self) -> io.FileIO:
-        """The blocking file below. Reading it moves this file."""
+        """The blocking file below. Reading it moves this file's position."""
         self._descriptor.share()
         return self._descriptor.raw
 
@@ -529,7 +529,7 @@ class _Buffered(_Binary):
         self._ahead, self._used = b"".join(pieces), 0
 
     def _unread(self, count: int) -> None:
-        """Move a file whose position nobody else has back by this number of bytes that were given out."""
+        """Move a position that nobody else has back by this number of bytes that were given out."""
         count += len(self._ahead) - self._used
         self._ahead, self._used = b"", 0
         self._descriptor.move_back(count)
@@ -820,7 +820,7 @@ class _Buffered(_Binary):
         return self._descriptor.tell() - (len(self._ahead) - self._used) + len(self._out)
 
     async def tell(self) -> int:
-        """Return where the file is, as its reader and writer see it."""
+        """Return the file's position, as its reader and writer see it."""
         async with self._lock:
             self._check_open("I/O operation on closed file")
             return self._tell()
@@ -835,7 +835,7 @@ class _Buffered(_Binary):
         return position
 
     async def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        """Move the file; return where it is."""
+        """Move the position, and return it."""
         check_whence(whence)
         lock = self._lock
         if turn := lock.reserve():
@@ -877,7 +877,7 @@ class BufferedReader(_Buffered):
     """A binary file for reading, as `io.BufferedReader`."""
 
     async def peek(self, size: int = 0, /) -> bytes:
-        """Return what was read in advance, or what one read gives, without moving the file."""
+        """Return what was read in advance, or what one read gives, without moving the position."""
         return await self._peek()
 
 
@@ -889,5 +889,5 @@ class BufferedRandom(_Buffered):
     """A binary file for both, as `io.BufferedRandom`."""
 
     async def peek(self, size: int = 0, /) -> bytes:
-        """Return what was read in advance, or what one read gives, without moving the file."""
+        """Return what was read in advance, or what one read gives, without moving the position."""
         return await self._peek()

@@ -8,7 +8,7 @@ caller's, and the file stays locked until it is over. Of a file with a position,
 read from a pipe is kept for the next read. A cancelled write happens.
 
 The position is the kernel's, and a file that others may have is read and written as by read(2) and write(2): the kernel
-moves it together with the transfer. io_uring does not do that. It remembers where the file was when the operation began,
+moves it together with the transfer. io_uring does not do that. It remembers the position from when the operation began,
 and sets the position when it is over, so what others do meanwhile is lost or done twice (io_kiocb_update_pos and kiocb_done
 in io_uring/rw.c). So io_uring's operations have an offset, and are only used for files that nobody else has. Others may
 have a file from when its number was asked for, or the process has forked, and if it was opened by a number or an opener.
@@ -296,8 +296,8 @@ class Descriptor:
         self.in_flight = 0
         self.drained: asyncio.Future[None] | None = None
         self.unused: Callable[[], None] | None = None
-        # What io_uring writes: where that begins and ends, and who hears how much it was. `passed` if the file was moved
-        # behind it meanwhile.
+        # What io_uring writes: where that begins and ends, and who hears how much it was. `passed` if the position was
+        # moved behind it meanwhile.
         self.writing: tuple[int, int, Callable[[int | None], None] | None] | None = None
         self.passed = False
 
@@ -368,7 +368,7 @@ class Descriptor:
         return await self.start_call(function, *args).wait(self.lock)
 
     def start_read(self, size: int, offset: int | None) -> Pending:
-        """Read in the kernel's time: without an offset, where the file is, which moves it."""
+        """Read in the kernel's time: without an offset, at the file's position, which moves."""
         loop = self.native_loop if offset is not None or self.ring is None or not self.seekable else None
         size = min(size, OPERATION_MAX)
         if loop is not None:
@@ -418,14 +418,14 @@ class Descriptor:
         return b"".join(pieces)
 
     def put_back(self) -> None:
-        """Move a file with a position to where its user believes that it is: before the bytes that were kept."""
+        """Move the file's position, if it has one, to where its user believes that it is: before the bytes that were kept."""
         if self.left and self.seekable:
             count = len(self.left)
             self.left.clear()
             self.move_back(count)
 
     def move_back(self, count: int) -> None:
-        """Move the file towards its beginning."""
+        """Move the file's position towards its beginning."""
         # It fails if the descriptor was closed behind the file's back.
         with contextlib.suppress(OSError):
             os.lseek(self.fd, -count, os.SEEK_CUR)
@@ -436,7 +436,7 @@ class Descriptor:
         return os.lseek(self.fd, 0, os.SEEK_CUR)
 
     async def seek(self, offset: int, whence: int) -> int:
-        """Move the file from where the user believes that it is; the lock is held."""
+        """Move the file's position from where the user believes that it is; the lock is held."""
         self.put_back()
         if self.is_remote and whence not in (os.SEEK_SET, os.SEEK_CUR):
             position: int = await self.call(os.lseek, self.fd, offset, whence)
@@ -444,7 +444,7 @@ class Descriptor:
         return os.lseek(self.fd, offset, whence)
 
     async def read(self, size: int) -> bytes | None:
-        """Read up to `size` bytes where the file is; the lock is held. None if a non-blocking file has nothing."""
+        """Read up to `size` bytes at the file's position; the lock is held. None if a non-blocking file has nothing."""
         if size == 0:
             return b""
         if self.left:
@@ -530,7 +530,7 @@ class Descriptor:
     async def write(
         self, data: bytearray | memoryview, taken: Callable[[int | None], None] | None = None
     ) -> int | None:
-        """Write where the file is; the lock is held. `taken` hears how many bytes, also if the call is cancelled.
+        """Write at the file's position; the lock is held. `taken` hears how many bytes, also if the call is cancelled.
 
         Of an operation that fails it hears None.
         """
@@ -580,7 +580,7 @@ class Descriptor:
         return not self.is_regular and not os.get_blocking(self.fd)
 
     def start_write_here(self, data: bytearray | memoryview, taken: Callable[[int | None], None] | None) -> Pending:
-        """Write a copy of the data where the file is, in the kernel's time, and move it."""
+        """Write a copy of the data at the file's position, in the kernel's time, and move that."""
         if not self.seekable:
             return self.start_stream_write(data, taken)
         ring = self.ring
@@ -593,8 +593,8 @@ class Descriptor:
             return pending
 
         def settle(count: int | None) -> None:
-            # The kernel has moved it to the end of what it has written, except after an error in the middle, and if the
-            # device has written it behind the kernel's back (O_DIRECT).
+            # The kernel has moved the position to the end of what it has written, except after an error in the middle,
+            # and if the device has written it behind the kernel's back (O_DIRECT).
             if count and os.lseek(self.fd, 0, os.SEEK_CUR) == begin:
                 os.lseek(self.fd, 0, os.SEEK_END)
             if taken is not None:
@@ -603,7 +603,7 @@ class Descriptor:
         return self.start(lambda complete: ring._write_file(self.fd, data, None, complete), settle)
 
     def settle(self, count: int | None) -> None:
-        """Move the file behind what was written. Others who were told to go on behind all of it may have done so."""
+        """Move the file's position behind what was written. Others who were told to go on behind all of it may have done so."""
         assert self.writing is not None
         (begin, end, taken), self.writing = self.writing, None
         if not self.passed or os.lseek(self.fd, 0, os.SEEK_CUR) == end:

@@ -383,7 +383,7 @@ class TextFile(File[str]):
                 self._restore(taken.note, taken.chunks)
             self._decoded, self._used = "".join(lines) + self._decoded[self._used :], 0
         elif self._descriptor.direct.is_shared():
-            # Others may go on from where it is, so it is not moved.
+            # Others may go on from the file's position, so it is not moved.
             first = self._descriptor.read_again(taken.count, taken.begin)
             self._restore(taken.note, [first, *taken.chunks])
         else:
@@ -452,7 +452,7 @@ class TextFile(File[str]):
     # Both
 
     async def tell(self) -> int:
-        """Return where the file is: a number for `seek`, and of blocking files' `seek`, too."""
+        """Return the file's position: a number for `seek`, and of blocking files' `seek`, too."""
         async with self._lock:
             self._check_open()
             return await self._tell()
@@ -528,7 +528,7 @@ class TextFile(File[str]):
                 encoder.reset()
 
     async def seek(self, cookie: int, whence: int = os.SEEK_SET, /) -> int:
-        """Move the file to where `tell` has said that it is, or to its beginning or end."""
+        """Move the position to where `tell` has said that it is, or to the file's beginning or end."""
         async with self._lock:
             self._check_open()
             return await self._seek(cookie, whence)

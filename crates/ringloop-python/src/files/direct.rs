@@ -160,7 +160,7 @@ impl DirectFile {
         self.shared.load(Relaxed) || self.forks != FORKS.load(Relaxed)
     }
 
-    /// Reads up to `size` bytes at an offset, or with -1 where the file is, which moves it. Fewer from a regular file
+    /// Reads up to `size` bytes at an offset, or with -1 at the file's position, which moves. Fewer from a regular file
     /// are the last, unless it is shared. None if that would wait, or if the loop has not turned for too long; nothing
     /// has happened then.
     #[pyo3(signature = (size, offset, /))]
@@ -203,7 +203,7 @@ impl DirectFile {
         }
     }
 
-    /// Reads a regular file from where it is to its end. None as for `read`, and for other files and shared ones.
+    /// Reads a regular file from its position to its end. None as for `read`, and for other files and shared ones.
     fn read_all<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyBytes>>> {
         let fd = self.ready(py)?;
         let ability = Ability::of(self.reading.load(Relaxed));
@@ -250,8 +250,8 @@ impl DirectFile {
         settle(py, &transferred)
     }
 
-    /// Writes a bytes-like object at an offset, or with -1 where the file is: how many bytes, perhaps fewer. None as
-    /// for `read`.
+    /// Writes a bytes-like object at an offset, or with -1 at the file's position: how many bytes, perhaps fewer. None
+    /// as for `read`.
     #[pyo3(signature = (data, offset, /))]
     fn write(
         &self,
