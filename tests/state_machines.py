@@ -174,7 +174,7 @@ class End:
         # Under TLS, the transport below: the one above forgets it when it is closed twice.
         self.lowest = None
         self.socket = None
-        # What the protocol does when it is called next: actions by the name of the callback.
+        # The plans of the protocol for its next calls: actions by the name of the callback.
         self.plans = {}
         self.tasks = set()
         # How often something was done at either end while these tasks ran.
@@ -281,7 +281,7 @@ class StreamEnd(End):
         self.received = bytearray()
         self.receives_all = True
         self.sent_file = False
-        # What has been called, but for data: the two directions do not depend on each other.
+        # The callbacks that were called, but for data: the two directions do not depend on each other.
         self.reading, self.writing = [], []
         self.delivering = False
         self.paused_writing = False

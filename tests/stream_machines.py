@@ -28,7 +28,7 @@ class End:
         self.plans = {}
         self.called = collections.Counter()
         self.written = 0
-        # What was read, and whether that must be what the peer has written.
+        # The data that was read, and whether it must be what the peer has written.
         self.taken = bytearray()
         self.is_pure = True
         self.was_full = False

@@ -400,7 +400,7 @@ def changes_of_asyncio(interpreters: Sequence[Interpreter]) -> Iterator[str]:
             yield report.stdout.strip()
 
 
-# What is printed, and written.
+# The output.
 
 
 def flaky_tests() -> list[test_records.Record]:

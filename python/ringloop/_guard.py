@@ -42,7 +42,7 @@ _FORWARDING = frozenset(
     }
 )
 
-# What can be left to asyncio, with the loop's methods that are removed for it.
+# The parts that can be left to asyncio, with the loop's methods that are removed for them.
 _TLS = "TLS connections"
 _STREAMS = "stream connections"
 _DATAGRAMS = "datagram endpoints"

@@ -27,7 +27,7 @@ logger = logging.getLogger("uvicorn.error")
 # The tasks that run, by loop. Later Pythons don't need it, and may not have it.
 current_tasks = getattr(tasks, "_current_tasks", None)
 
-# What `inspect.iscoroutinefunction` and `asyncio.iscoroutinefunction` look for in a callable.
+# The marks that `inspect.iscoroutinefunction` and `asyncio.iscoroutinefunction` look for in a callable.
 COROUTINE_MARK = getattr(inspect, "_is_coroutine_mark", getattr(inspect, "_is_coroutine_marker", None))
 ASYNCIO_COROUTINE_MARK = getattr(asyncio.coroutines, "_is_coroutine", None)
 
@@ -96,10 +96,10 @@ _STREAM_PART = 64 * 1024
 # After this number of parts of a file, others have their turn: a client that reads fast always makes room for more.
 _PARTS_PER_TURN = 4
 
-# What sendfile(2) says of files that it can't send.
+# The errors of sendfile(2) for files that it can't send.
 _NOT_SENDABLE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
-# What says that the client can't be reached, besides ConnectionError and TimeoutError.
+# The errors that say that the client can't be reached, besides ConnectionError and TimeoutError.
 _UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 

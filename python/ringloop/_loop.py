@@ -51,7 +51,7 @@ _NUMERIC = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
 _ONE_CONTEXT_PER_CONNECTION = sys.version_info >= (3, 15)
 
 
-# What `accept` fails with until something is given back.
+# The errors of `accept` until something is given back.
 _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -116,7 +116,7 @@ class EventLoop(_Native, asyncio.SelectorEventLoop):
 
     def __init__(self, *, backend: str | None = None, busy_poll: str | int | None = None) -> None:
         self._children: set[_children.Child] = set()
-        # What `signal.set_wakeup_fd` had before; empty while signals don't come to this loop.
+        # The descriptor that `signal.set_wakeup_fd` had before; empty while signals don't come to this loop.
         self._replaced_wakeup_fds: list[int] = []
         self._lent_sockets: weakref.WeakValueDictionary[int, socket.socket] = weakref.WeakValueDictionary()
         try:

@@ -219,7 +219,7 @@ _KEEPS_WRITER = "_stream_writer" in vars(_protocol)
 # Python 3.14 does, also for callbacks that are no coroutine functions.
 _FAILED = "Unhandled exception in client_connected_cb"
 _REPORTS_ERRORS = _FAILED in getattr(getattr(_CONNECTION_MADE, "__code__", None), "co_consts", ())
-# What makes the protocols of `start_server` and `start_unix_server`.
+# The code of the functions that make the protocols of `start_server` and `start_unix_server`.
 _FACTORIES = [_code_in(getattr(streams, name, None), "factory") for name in ("start_server", "start_unix_server")]
 
 _ours: type

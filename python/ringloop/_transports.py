@@ -48,7 +48,7 @@ def named_as(original: FunctionType) -> Callable[[Any], Any]:
 # Whether asyncio accepts counts that are too large for the system call, as later versions do.
 _BOUNDS_COUNT = "maxsize" in unix_events._UnixSelectorEventLoop._sock_sendfile_native_impl.__code__.co_names  # type: ignore[attr-defined]
 
-# What `os.sendfile` is, unless the user has put something else there.
+# The original of `os.sendfile`, which the user may have replaced.
 _SENDFILE = posix.sendfile
 
 

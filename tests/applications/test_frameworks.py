@@ -17,7 +17,7 @@ import support
 
 ROOT = support.REPOSITORY
 
-# What the programs have in common, as a module beside them.
+# The common part of the programs, as a module beside them.
 COMMON = """
 import asyncio
 import os

@@ -285,7 +285,7 @@ class Peer:
         self.journal.note("peer got", bytes(received[:30]), len(received))
 
 
-# What the other end does, step by step.
+# The steps of the other end.
 COURSES = {
     "asks and hangs up": ["say", "hang_up", "listen"],
     "asks and closes": ["say", "close"],

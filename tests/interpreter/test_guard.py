@@ -9,7 +9,7 @@ import pytest
 
 import support
 
-# What each child begins with.
+# The code that each child begins with.
 FUTURE = """
     import collections, inspect, json, socket, warnings
     from asyncio import base_events, selector_events, sslproto, streams, transports, unix_events

@@ -192,7 +192,7 @@ for options in ({{}}, {{"backend": "io_uring"}}):
     except OSError as error:
         assert error.errno == {number}
         print(error)
-# What the messages advise.
+# As the messages advise.
 ringloop.new_event_loop(backend="auto").close()
 os.environ["RINGLOOP_BACKEND"] = "auto"
 ringloop.new_event_loop().close()

@@ -59,7 +59,7 @@ class File(Generic[_AnyStr]):
     _close_file: Callable[[], None]
     _closed = False
     _detached = False
-    # What `tempfile` has made, if it has made the file.
+    # The object of `tempfile`, if it has made the file.
     _temporary: Any = None
 
     def __init__(self, descriptor: Descriptor, close: Callable[[], None] | None = None) -> None:
@@ -437,10 +437,10 @@ class _Buffered(_Binary):
     def __init__(self, descriptor: Descriptor, size: int, close: Callable[[], None] | None = None) -> None:
         super().__init__(descriptor, close)
         self._size = size
-        # What was read in advance, and how much of it was given out.
+        # The data that was read in advance, and how much of it was given out.
         self._ahead = b""
         self._used = 0
-        # What is to be written.
+        # The data to be written.
         self._out = bytearray()
         self._reads = descriptor.raw.readable()
         self._writes = descriptor.raw.writable()

@@ -296,7 +296,7 @@ class Descriptor:
         self.in_flight = 0
         self.drained: asyncio.Future[None] | None = None
         self.unused: Callable[[], None] | None = None
-        # What io_uring writes: where that begins and ends, and who hears how much it was. `passed` if the position was
+        # The write of io_uring: where it begins and ends, and who hears how much it was. `passed` if the position was
         # moved behind it meanwhile.
         self.writing: tuple[int, int, Callable[[int | None], None] | None] | None = None
         self.passed = False

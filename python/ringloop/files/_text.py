@@ -50,7 +50,8 @@ class _Taken:
     __slots__ = ("begin", "chunks", "count", "note")
 
     def __init__(self, note: tuple[Any, ...] | None) -> None:
-        # What to return to: the state of a seekable file when the call began, of others before the line that is being read.
+        # The state to return to: that of a seekable file when the call began, of others before the line that is being
+        # read.
         self.note = note
         # The bytes that were read since then. If nobody else has the file's position, earlier ones are not kept: the file
         # has them, `count` bytes from `begin` on.
@@ -84,7 +85,7 @@ class TextFile(File[str]):
         self._read_newline = newline or ""
         self._write_newline = (newline or os.linesep) if newline != "" else "\n"
         self._bytes_per_char = 0.0
-        # What was decoded, and how much of it was given out.
+        # The text that was decoded, and how much of it was given out.
         self._decoded = ""
         self._used = 0
         # The flags of the decoder before the last chunk, and the bytes that it has been given since.

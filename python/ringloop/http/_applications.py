@@ -22,7 +22,7 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
-# What is traced of these is their size.
+# Only the size of these is traced.
 _PLACEHOLDERS = {"body": "<{} bytes>", "bytes": "<{} bytes>", "text": "<{} chars>", "headers": "<...>"}
 
 

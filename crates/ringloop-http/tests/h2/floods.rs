@@ -31,7 +31,7 @@ fn download(server: &mut Server, streams: &[u32], pieces: &[Bytes], room: Room) 
         server.respond(stream, 200, &[], None).unwrap();
     }
     let mut left: Vec<_> = streams.iter().map(|&stream| (stream, 0)).collect();
-    // What was received and not acknowledged yet: streams and lengths.
+    // Data that was received and not acknowledged yet: streams and lengths.
     let mut received: VecDeque<(u32, u32)> = VecDeque::new();
     let (mut count, mut sent) = (0, 0);
     let mut out = Vec::new();
