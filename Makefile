@@ -26,7 +26,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 # All steps write to the same environment and the same cargo folder.
 .NOTPARALLEL:
-.PHONY: help build extension environment check check-all check-table test test-rust test-python test-interpreter test-applications test-lab test-modes test-bench test-loom test-minimal test-sanitizers miri fuzz conformance autobahn suites compatibility-page serve-options h2spec soak wheels foreign-pythons try-wheels test-package licences crates deny semver ringlab-packages try-ringlab reproducible release-check bench bench-loops bench-native docs lint lint-layers lint-rust lint-python format clean prerequisites
+.PHONY: help build extension environment check check-all check-table test test-rust test-python test-interpreter test-applications test-lab test-modes test-bench test-loom test-minimal test-sanitizers miri fuzz conformance autobahn suites compatibility-page serve-options h2spec soak wheels foreign-pythons try-wheels test-package licences crates deny semver ringlab-packages try-ringlab reproducible release-check bench bench-loops bench-native docs lint lint-layers lint-wording lint-rust lint-python format clean prerequisites
 
 python := $(VENV)/bin/python
 pip := $(python) -m pip --quiet --disable-pip-version-check
@@ -274,12 +274,16 @@ docs: extension $(VENV)/.ringlab-installed $(VENV)/.docs-installed ## the site, 
 	$(say) 'the site'
 	@$(python) tools/docs.py --output $(CARGO_TARGET_DIR)/docs $(ARGS)
 
-lint: lint-layers lint-rust lint-python ## the order of layers, rustfmt, clippy, rustdoc, ruff, mypy and stubtest
+lint: lint-layers lint-wording lint-rust lint-python ## the order of layers, the wording, rustfmt, clippy, rustdoc, ruff, mypy and stubtest
 	@echo 'lint: clean'
 
 lint-layers: prerequisites
 	$(say) layers
 	@$(or $(wildcard $(python)),$(PYTHON)) tools/layers.py
+
+lint-wording: prerequisites
+	$(say) wording
+	@$(or $(wildcard $(python)),$(PYTHON)) tools/wording.py
 
 lint-rust: prerequisites $(VENV)/.tools-installed
 	@cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 || \
