@@ -9,8 +9,8 @@ FULL ?=
 FAST ?=
 # More arguments for the program that a target runs: make test-python ARGS="-k tcp", make bench-loops ARGS="'loops/echo/*'".
 ARGS ?=
-# The number of processes that run the Python tests; WORKERS=0 runs them one after the other, in one process. Tests wait more
-# than they compute, so the default is two for each CPU.
+# The number of processes that run the Python tests, and of threads that run the Rust tests; WORKERS=0 runs the Python tests one
+# after the other, in one process. Tests wait more than they compute, so the default is two for each CPU.
 WORKERS ?= $(shell echo $$((2 * $$(nproc))))
 export CARGO_TARGET_DIR ?= target
 # Children of tests start sooner from compiled files.
@@ -109,7 +109,7 @@ test: test-python test-applications test-rust test-lab ## the project's own test
 test-rust: prerequisites ## the Rust tests
 	$(say) 'Rust tests'
 	@rm -f $(rust_record)
-	@RINGLOOP_RECORD=$(rust_record) $(rust_runner) cargo test --locked --workspace --exclude ringloop-python --all-features --no-fail-fast $(ARGS)
+	@RINGLOOP_RECORD=$(rust_record) RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$(or $(filter-out 0,$(WORKERS)),1)} $(rust_runner) cargo test --locked --workspace --exclude ringloop-python --all-features --no-fail-fast $(ARGS)
 
 test-python: extension ## the Python tests, on both backends, with asyncio as the control
 	$(say) "Python tests on $$($(python) -V)"

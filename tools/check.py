@@ -241,9 +241,9 @@ def plan(pythons: Interpreters, commit: str) -> list[Step]:
     ]
 
 
-FAST = ("FAST=1", "extension_target=$(CARGO_TARGET_DIR)/further-pythons")
-"""How the extension is compiled for other interpreters than the main one: without optimisation across crates, and for all of them in
-one folder, so that its dependencies are compiled once."""
+FAST = ("FAST=1", "CARGO_PROFILE_RELEASE_OPT_LEVEL=1", "extension_target=$(CARGO_TARGET_DIR)/further-pythons")
+"""How the extension is compiled for other interpreters than the main one: with little optimisation, and for all of them in one folder,
+so that its dependencies are compiled once. The main one has the optimised extension."""
 
 
 def build_for(python: Interpreter, *, in_quick: bool) -> Step:

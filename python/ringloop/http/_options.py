@@ -99,7 +99,7 @@ class Option:
     """Its name on the command line."""
     metavar: str | None
     uvicorn: str | None
-    """What uvicorn calls it, in Markdown; None: uvicorn has no such option, and no environment variable for it."""
+    """uvicorn's name for it, in Markdown; None: uvicorn has no such option, and no environment variable for it."""
     granian: str | None
     """The same for granian."""
     hidden: bool
