@@ -1,6 +1,6 @@
 """Run the whole check of a commit, or all that can be checked, and say what each step took.
 
-    tools/check.py                         what .ci/run runs: about 40 minutes on two CPUs; the goal is 30
+    tools/check.py                         what .ci/run runs: about 35 minutes on two CPUs; the goal is 30
     tools/check.py --all                   everything, on each of CPython 3.11 to 3.15: hours
     tools/check.py --list                  the steps, and what each covers
     tools/check.py 'make lint' 'make docs' these steps, and what they need
@@ -438,7 +438,7 @@ def print_summary(outcomes: Sequence[Outcome], notes: Sequence[str], flaky: Sequ
 def describe_machine() -> str:
     """Return what a reader of the times must know."""
     load = ", ".join(f"{average:.1f}" for average in os.getloadavg())
-    return f"{os.cpu_count()} CPUs, Linux {platform.release()}, load average {load} at the start"
+    return f"{os.cpu_count()} CPUs, Linux {platform.release().partition('-')[0]}, load average {load} at the start"
 
 
 def write_table() -> None:
