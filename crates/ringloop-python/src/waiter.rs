@@ -167,7 +167,7 @@ fn compare_methods(class: &Bound<'_, PyType>) -> PyResult<bool> {
     for name in [intern!(py, "create_future"), intern!(py, "call_soon")] {
         same = same && class.getattr(name)?.is(&own.getattr(name)?);
     }
-    // SAFETY: as in `has_own_methods`.
+    // SAFETY: the GIL is held (`py`), and `class` keeps the class alive.
     let version = u64::from(unsafe { (*class.as_type_ptr()).tp_version_tag });
     LOOP_CLASS.store(class.as_ptr() as usize, Relaxed);
     LOOP_VERSION.store(version << 1 | u64::from(same), Relaxed);
@@ -285,7 +285,7 @@ pub(crate) fn unlist(waiter: &Bound<'_, PyAny>) -> bool {
     if !is_one(waiter) {
         return waiter.is_none();
     }
-    // SAFETY: as above.
+    // SAFETY: `waiter` is a waiter, as `is_one` has just said, and its `Bound` proves that the GIL is held.
     unsafe { (*fields(waiter)).is_listed = false };
     true
 }
@@ -296,7 +296,8 @@ pub(crate) fn take_bytes<'py>(waiter: &Bound<'py, PyAny>) -> Option<Bound<'py, P
     if !is_one(waiter) {
         return None;
     }
-    // SAFETY: as above; the field is emptied, and its reference is the result's.
+    // SAFETY: `waiter` is a waiter, as `is_one` has just said, and the GIL is held. The field owned its reference and
+    // is emptied, so that the result owns it now.
     unsafe {
         let bytes = std::mem::replace(&mut (*fields(waiter)).bytes, ptr::null_mut());
         Bound::from_owned_ptr_or_opt(waiter.py(), bytes)
@@ -307,7 +308,7 @@ pub(crate) fn take_bytes<'py>(waiter: &Bound<'py, PyAny>) -> Option<Bound<'py, P
 #[inline]
 pub(crate) fn want_other(waiter: &Bound<'_, PyAny>) {
     if is_one(waiter) {
-        // SAFETY: as above.
+        // SAFETY: `waiter` is a waiter, as `is_one` has just said, and its `Bound` proves that the GIL is held.
         unsafe { (*fields(waiter)).wanted = Wanted::Other };
     }
 }
@@ -315,7 +316,8 @@ pub(crate) fn want_other(waiter: &Bound<'_, PyAny>) {
 /// How many bytes the read that waits takes at most, whatever they are; 0 if that depends on them.
 pub(crate) fn room(waiter: &Bound<'_, PyAny>) -> usize {
     let this = fields(waiter);
-    // SAFETY: as above.
+    // SAFETY: the GIL is held, and the fields are those of a waiter: `fields` asks its caller for that. No Python code
+    // runs here.
     unsafe {
         match (*this).wanted {
             Wanted::UpTo(count) if (*this).state == State::Pending && (*this).is_listed => {
@@ -335,7 +337,8 @@ pub(crate) fn wake_with(
     object: Option<&Bound<'_, PyBytes>>,
 ) -> PyResult<bool> {
     let this = fields(waiter);
-    // SAFETY: as above.
+    // SAFETY: the GIL is held, and the fields are those of a waiter: `fields` asks its caller for that. The raw pointer
+    // is no reference, so that making the object may run other code.
     unsafe {
         let limit = (*this).limit as usize;
         if (*this).state != State::Pending
@@ -368,7 +371,7 @@ pub(crate) fn wake(waiter: &Bound<'_, PyAny>) -> PyResult<()> {
 /// The outcome of a waiter for the coroutine that awaits it: its exception, if it has one.
 pub(crate) fn outcome(waiter: &Bound<'_, PyAny>) -> PyResult<()> {
     let py = waiter.py();
-    // SAFETY: as above.
+    // SAFETY: the GIL is held, and the object is a waiter: callers have asked `is_one`.
     match unsafe { (*fields(waiter)).state } {
         State::Done => Ok(()),
         State::Pending => Err(coroutine::not_awaited(py)),
@@ -486,7 +489,8 @@ fn cancelled_error(py: Python<'_>, message: Option<Bound<'_, PyAny>>) -> PyErr {
 /// # Safety
 /// Called by the interpreter, with the GIL, for a live object of our type.
 unsafe fn this(py: Python<'_>, object: *mut ffi::PyObject) -> Bound<'_, PyAny> {
-    // SAFETY: as the function asks.
+    // SAFETY: the GIL is held, and `object` is alive while the interpreter's call lasts, which is the function's
+    // contract.
     unsafe { Bound::from_borrowed_ptr(py, object) }
 }
 
@@ -504,7 +508,7 @@ macro_rules! methods {
             guard(|$py| {
                 // SAFETY: called by the interpreter, with the GIL, by METH_NOARGS or METH_O.
                 let $waiter = unsafe { this($py, object) };
-                // SAFETY: as above.
+                // SAFETY: `argument` is null by METH_NOARGS, and an object that lives while the call lasts by METH_O.
                 let $argument = unsafe { Bound::from_borrowed_ptr_or_opt($py, argument) };
                 let _ = &$argument;
                 $body
@@ -519,25 +523,26 @@ methods! {
         truth(py, unsafe { (*fields(&waiter)).state } != State::Pending)
     }
     cancelled |py, waiter, _argument| {
-        // SAFETY: as above.
+        // SAFETY: the GIL is held (`py`), and `waiter` is a waiter: the interpreter calls this as a method of the type.
         truth(py, unsafe { (*fields(&waiter)).state } == State::Cancelled)
     }
     result |_py, waiter, _argument| { get_result(&waiter) }
     exception |py, waiter, _argument| {
-        // SAFETY: as above.
+        // SAFETY: the GIL is held (`py`), and `waiter` is a waiter: the interpreter calls this as a method of the type.
         match unsafe { (*fields(&waiter)).state } {
             State::Pending => Err(invalid_state(py, "Exception is not set.")),
             State::Done => Ok(py.None().into_bound(py)),
             State::Cancelled => get_result(&waiter),
             State::Failed => {
-                // SAFETY: as above; a failed waiter has a future.
+                // SAFETY: the GIL is held (`py`), and `waiter` is a waiter: the interpreter calls this as a method of
+                // the type. The outcome of a failed one is its future, and not null.
                 let future = unsafe { Bound::from_borrowed_ptr(py, (*fields(&waiter)).outcome) };
                 future.call_method0(intern!(py, "exception"))
             }
         }
     }
     set_result |py, waiter, argument| {
-        // SAFETY: as above.
+        // SAFETY: the GIL is held (`py`), and `waiter` is a waiter: the interpreter calls this as a method of the type.
         if unsafe { (*fields(&waiter)).state } != State::Pending {
             return Err(invalid_state(py, "invalid state"));
         }
@@ -545,7 +550,8 @@ methods! {
         Ok(py.None().into_bound(py))
     }
     set_exception |py, waiter, argument| {
-        // SAFETY: as above.
+        // SAFETY: the GIL is held (`py`), and `waiter` is a waiter: the interpreter calls this as a method of the type.
+        // Its loop is set until it ends.
         let (state, event_loop) = unsafe {
             let this = fields(&waiter);
             ((*this).state, Bound::from_borrowed_ptr(py, (*this).event_loop))
@@ -636,7 +642,8 @@ unsafe fn arguments<'py>(
     keywords: *mut ffi::PyObject,
     name: &Bound<'py, PyString>,
 ) -> PyResult<(Argument<'py>, Argument<'py>)> {
-    // SAFETY: as the function asks.
+    // SAFETY: the GIL is held, and `arguments` has `positional` live objects and one for each of `keywords`, a tuple or
+    // null, as the interpreter lays them out; that is the function's contract. Nothing else is read.
     unsafe {
         let first = (positional > 0).then(|| Bound::from_borrowed_ptr(py, *arguments));
         let mut second = None;
@@ -682,7 +689,8 @@ unsafe extern "C" fn add_done_callback(
             Some(context) => context,
             None => support::copy_context(py)?.into_bound(py),
         };
-        // SAFETY: as above.
+        // SAFETY: the GIL is held (`py`), and `waiter` is a waiter: the interpreter calls this for an object of the
+        // type.
         if unsafe { (*fields(&waiter)).state } == State::Pending {
             add_callback(&waiter, &function, &context)?;
         } else {
@@ -704,7 +712,7 @@ unsafe extern "C" fn cancel(
             let given = arguments(py, given, positional, names, intern!(py, "msg"))?;
             (this(py, object), given)
         };
-        // SAFETY: as above.
+        // SAFETY: the GIL is held (`py`), and `waiter` is a waiter: the interpreter calls this as a method of the type.
         let is_pending = unsafe { (*fields(&waiter)).state } == State::Pending;
         if is_pending {
             finish(&waiter, State::Cancelled, message.or(by_name))?;
@@ -773,7 +781,8 @@ unsafe extern "C" fn repr(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
 /// # Safety
 /// Called with the GIL for an object of our type.
 unsafe fn members<'a>(object: *mut ffi::PyObject) -> [&'a mut *mut ffi::PyObject; 5] {
-    // SAFETY: as the function asks.
+    // SAFETY: `object` is one of our type and the GIL is held, which is the function's contract. The five references
+    // are to different fields.
     unsafe {
         let this = object.cast::<Waiter>();
         [
@@ -791,7 +800,8 @@ unsafe fn members<'a>(object: *mut ffi::PyObject) -> [&'a mut *mut ffi::PyObject
 /// # Safety
 /// Called with the GIL for an object of our type.
 unsafe fn empty(object: *mut ffi::PyObject) {
-    // SAFETY: as the function asks. Each field is emptied before its reference is dropped.
+    // SAFETY: `object` is one of our type and the GIL is held, which is the function's contract. Each field owns its
+    // reference, and is emptied before that is dropped.
     unsafe {
         for member in members(object) {
             if !member.is_null() {
