@@ -113,7 +113,8 @@ pub(crate) unsafe fn visit_all(
 ) -> c_int {
     for member in members {
         if !member.is_null() {
-            // SAFETY: as the function asks.
+            // SAFETY: `visit` and `argument` are the collector's, and the objects live, which is the function's
+            // contract; this one is not null.
             let status = unsafe { visit(member, argument) };
             if status != 0 {
                 return status;
@@ -208,7 +209,8 @@ pub(crate) unsafe fn call_replaced<'py>(
     positional: ffi::Py_ssize_t,
     names: *mut ffi::PyObject,
 ) -> PyResult<Bound<'py, PyAny>> {
-    // SAFETY: as the function asks; the vector lives until the call is over.
+    // SAFETY: the GIL is held, and `arguments` has `positional` live objects and one for each of `names`, which is the
+    // function's contract. The vector lives until the call is over.
     unsafe {
         let keywords = if names.is_null() {
             0
@@ -243,7 +245,8 @@ pub(crate) unsafe fn only_argument(
     positional: ffi::Py_ssize_t,
     names: *mut ffi::PyObject,
 ) -> Option<Bound<'_, PyAny>> {
-    // SAFETY: as the function asks.
+    // SAFETY: the GIL is held, `names` is a tuple or null, and `arguments` has `positional` live objects, which is the
+    // function's contract. The first is read only if there is one.
     unsafe {
         let has_names = !names.is_null() && ffi::PyTuple_GET_SIZE(names) > 0;
         (positional == 1 && !has_names).then(|| Bound::from_borrowed_ptr(py, *arguments))
@@ -259,7 +262,8 @@ impl PendingException {
     pub(crate) unsafe fn take() -> Self {
         let mut parts = [ptr::null_mut(); 3];
         let [kind, value, traceback] = &mut parts;
-        // SAFETY: as the function asks. The newer call that takes one object is not in Python 3.11.
+        // SAFETY: the GIL is held, which is the function's contract, and the three places can be written to. The newer
+        // call that takes one object is not in Python 3.11.
         #[allow(deprecated)]
         unsafe {
             ffi::PyErr_Fetch(kind, value, traceback);
@@ -271,7 +275,8 @@ impl PendingException {
     /// The GIL is held.
     pub(crate) unsafe fn restore(self) {
         let [kind, value, traceback] = self.0;
-        // SAFETY: as the function asks; the references go back to where they came from.
+        // SAFETY: the GIL is held, which is the function's contract. The references are those that `PyErr_Fetch` gave
+        // away, and go back.
         #[allow(deprecated)]
         unsafe {
             ffi::PyErr_Restore(kind, value, traceback);
@@ -291,8 +296,9 @@ static IS_HEADER_KNOWN: AtomicBool = AtomicBool::new(false);
 /// # Safety
 /// The GIL is held, and the type was made by `NativeType::make` with a size of its own.
 pub(crate) unsafe fn learn_header(py: Python<'_>, class: *mut ffi::PyTypeObject) -> PyResult<()> {
-    // SAFETY: as the function asks. The new object is not used as one, and its memory begins with the header that is
-    // looked at only if the interpreter says that it has this size.
+    // SAFETY: the GIL is held, and the type is a complete one of ours, which is the function's contract. The new object
+    // is not used as one, and its memory begins with the header that is looked at only if the interpreter says that it
+    // has this size.
     unsafe {
         let object = ffi::PyType_GenericAlloc(class, 0);
         if object.is_null() {
@@ -322,7 +328,8 @@ pub(crate) unsafe fn learn_header(py: Python<'_>, class: *mut ffi::PyTypeObject)
 /// The GIL is held, and the type was made by `NativeType::make`.
 #[inline]
 pub(crate) unsafe fn allocate(class: *mut ffi::PyTypeObject) -> *mut ffi::PyObject {
-    // SAFETY: as the function asks. The block has room for the header and the object.
+    // SAFETY: the GIL is held, and `class` is a complete type of ours, which is the function's contract. The block has
+    // room for the header and the object.
     unsafe {
         if !IS_HEADER_KNOWN.load(Relaxed) {
             let object = ffi::PyType_GenericAlloc(class, 0);
@@ -347,7 +354,8 @@ pub(crate) unsafe fn allocate(class: *mut ffi::PyTypeObject) -> *mut ffi::PyObje
 /// The GIL is held; the object is untracked and nobody refers to it.
 #[inline]
 pub(crate) unsafe fn free(object: *mut ffi::PyObject) {
-    // SAFETY: as the function asks. `IS_HEADER_KNOWN` doesn't change once objects are made.
+    // SAFETY: the GIL is held, and nobody uses the object, which `allocate` gave; that is the function's contract.
+    // `IS_HEADER_KNOWN` doesn't change once objects are made, so the memory goes back to where it came from.
     unsafe {
         if IS_HEADER_KNOWN.load(Relaxed) {
             ffi::PyObject_Free(object.cast::<u8>().sub(HEADER_SIZE).cast());
@@ -383,8 +391,8 @@ impl EndOfLife {
     /// Called by the interpreter, with the GIL, for an object of one of our types whose count fell to zero.
     #[inline]
     pub(crate) unsafe fn begin(object: *mut ffi::PyObject) -> Option<Self> {
-        // SAFETY: as the function asks. The GIL guards `ENDING`: whoever set it clears it, whichever threads run
-        // meanwhile.
+        // SAFETY: the GIL is held, and `object` is one of our types' with a `Head`, whose count fell to zero; that is
+        // the function's contract. The GIL guards `ENDING`: whoever set it clears it, whichever threads run meanwhile.
         unsafe {
             ffi::PyObject_GC_UnTrack(object.cast());
             if !(*object.cast::<Head>()).weak_references.is_null() {
@@ -405,7 +413,8 @@ impl EndOfLife {
     /// The GIL is held; nothing that the object referred to is left, besides its type.
     #[inline]
     pub(crate) unsafe fn free(self, object: *mut ffi::PyObject) {
-        // SAFETY: as the function asks; `begin` has untracked the object.
+        // SAFETY: the GIL is held, and nothing is left of the object besides its memory and type, which is the
+        // function's contract; `begin` has untracked it. The reference to the type was the object's.
         unsafe {
             let class = ffi::Py_TYPE(object);
             free(object);
@@ -418,7 +427,8 @@ impl EndOfLife {
     /// The GIL is held, and the object's memory is free.
     #[inline]
     pub(crate) unsafe fn finish(self) {
-        // SAFETY: as the function asks.
+        // SAFETY: the GIL is held, which is the function's contract. It guards `ENDING`. What `begin` has noted is
+        // taken back once, as `self` is used up.
         unsafe {
             if self.is_nested {
                 end_nested();
