@@ -211,7 +211,7 @@ impl HandleRef {
     /// It is a live handle, which outlives what is done with the result.
     #[inline]
     pub(crate) unsafe fn from_ptr(object: *mut ffi::PyObject) -> Self {
-        // SAFETY: as the function asks.
+        // SAFETY: a live handle, which the function's contract asks for, is not at null.
         Self(unsafe { NonNull::new_unchecked(object.cast()) })
     }
 
@@ -256,7 +256,8 @@ impl HandleRef {
             visit,
             result: Ok(()),
         };
-        // SAFETY: as above; `forward` gets its own structure, which outlives the call.
+        // SAFETY: a `HandleRef` refers to a live handle, and the collector runs with the GIL held. `forward_visit` gets
+        // the `Forward` that it expects, which outlives the call.
         unsafe {
             visit_members(self.0.as_ptr(), forward_visit, (&raw mut forward).cast());
         }
@@ -430,8 +431,10 @@ unsafe extern "C" fn forward_visit(object: *mut ffi::PyObject, argument: *mut c_
 /// The GIL is held, `this` is alive and not cancelled, and `running` is above zero.
 #[inline]
 unsafe fn call(this: *mut Handle) -> *mut ffi::PyObject {
-    // SAFETY: as the function asks. The copy on the stack leaves the slot before the first argument free for the
-    // callee, which is what PY_VECTORCALL_ARGUMENTS_OFFSET allows it to use.
+    // SAFETY: the GIL is held, and `this` is alive, which is the function's contract. As `running` is above zero,
+    // callback and arguments stay; `spilled` says that the first argument is the tuple of all. The copy on the stack
+    // leaves the slot before the first argument free for the callee, which is what PY_VECTORCALL_ARGUMENTS_OFFSET
+    // allows it to use.
     unsafe {
         if (*this).spilled {
             return ffi::PyObject_Call((*this).callback, (*this).arguments[0], ptr::null_mut());

@@ -57,7 +57,8 @@ pub(super) unsafe fn allocate(kind: *mut Kind) -> *mut Handle {
 /// before anybody else gets a reference, and before it is dropped.
 #[inline]
 pub(super) unsafe fn hide(context: *mut ffi::PyObject) {
-    // SAFETY: as the function asks.
+    // SAFETY: the GIL is held, and `context` is a `contextvars.Context`, which is the function's contract; the
+    // collector has a header for each of these.
     unsafe { ffi::PyObject_GC_UnTrack(context.cast()) };
 }
 
@@ -74,7 +75,8 @@ unsafe fn is_hidden(context: *mut ffi::PyObject) -> bool {
 /// The GIL is held, and `context` is alive.
 #[inline]
 pub(super) unsafe fn reveal(context: *mut ffi::PyObject) {
-    // SAFETY: as the function asks. A hidden context is complete, and not tracked.
+    // SAFETY: the GIL is held, and `context` is alive, which is the function's contract. A hidden one is complete, and
+    // not tracked, as `PyObject_GC_Track` requires.
     unsafe {
         if is_hidden(context) {
             ffi::PyObject_GC_Track(context.cast());
@@ -87,7 +89,8 @@ pub(super) unsafe fn reveal(context: *mut ffi::PyObject) {
 /// # Safety
 /// The GIL is held, and `this` is alive or being destroyed.
 unsafe fn drop_context(this: *mut Handle) {
-    // SAFETY: as the function asks. The field is emptied first, because dropping may run Python code.
+    // SAFETY: the GIL is held, and `this` has its fields still, which is the function's contract. The field is emptied
+    // first, because dropping may run Python code.
     unsafe {
         let context = std::mem::replace(&mut (*this).context, ptr::null_mut());
         if !context.is_null() {
@@ -107,7 +110,8 @@ pub(super) unsafe fn visit_members(
     visit: ffi::visitproc,
     argument: *mut c_void,
 ) -> c_int {
-    // SAFETY: as the function asks. A `contextvars.Context` has a `tp_traverse`.
+    // SAFETY: the GIL is held, `this` is alive, and `visit` and `argument` belong together, which is the function's
+    // contract. The first `argument_count` arguments are set, and what may be null is passed over.
     unsafe {
         let context = (*this).context;
         let mut shown = context;
@@ -139,8 +143,9 @@ pub(super) unsafe fn visit_members(
 /// # Safety
 /// The GIL is held, `this` is alive or being destroyed, and no run of it is in progress.
 pub(super) unsafe fn drop_call(this: *mut Handle) {
-    // SAFETY: as the function asks. Each field is emptied before its reference is dropped, because dropping may run
-    // Python code that comes back to this handle.
+    // SAFETY: the GIL is held, `this` has its fields still, and no run uses them, which is the function's contract.
+    // Each field is emptied before its reference is dropped, because dropping may run Python code that comes back to
+    // this handle.
     unsafe {
         let callback = std::mem::replace(&mut (*this).callback, ptr::null_mut());
         let count = std::mem::replace(&mut (*this).argument_count, 0) as usize;

@@ -87,7 +87,8 @@ unsafe extern "C" fn method_get_context(
 /// # Safety
 /// The GIL is held; `object` is null or alive.
 unsafe fn none_if_null(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: as the function asks.
+    // SAFETY: the GIL is held, and `object` is null or alive, which is the function's contract; a new reference is made
+    // only of one that is not null.
     unsafe {
         if object.is_null() {
             ffi::Py_NewRef(ffi::Py_None())
@@ -171,7 +172,7 @@ unsafe extern "C" fn get_class(object: *mut ffi::PyObject, _: *mut c_void) -> *m
     guard(|py| {
         // SAFETY: called by the interpreter with a live handle.
         let is_timer = unsafe { ffi::Py_TYPE(object) == TIMER_HANDLE.class };
-        // SAFETY: as above.
+        // SAFETY: called by the interpreter with a live handle; those of both types begin with a `Handle`.
         let threadsafe = unsafe { (*object.cast::<Handle>()).origin == Origin::Threadsafe };
         let events = py.import(intern!(py, "asyncio.events"))?;
         if threadsafe && let Some(class) = events.getattr_opt(intern!(py, "_ThreadSafeHandle"))? {
