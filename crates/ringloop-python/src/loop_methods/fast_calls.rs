@@ -82,7 +82,8 @@ unsafe fn parse<'a>(
         // SAFETY: `names` is a tuple of strings, and a keyword's value stands behind the positional arguments.
         let names = unsafe { Bound::from_borrowed_ptr(py, names).cast_into_unchecked::<PyTuple>() };
         for (index, name) in names.iter().enumerate() {
-            // SAFETY: as above.
+            // SAFETY: `index` is below the length of `names`, and one value per name follows the positional arguments,
+            // which is the function's contract.
             let value = unsafe { *arguments.add(positional as usize + index) };
             let name = name.str()?;
             let name = name.to_str()?;
@@ -137,7 +138,7 @@ unsafe fn parse<'a>(
 /// The GIL is held and `value` is alive.
 #[inline]
 unsafe fn seconds(py: Python<'_>, value: *mut ffi::PyObject) -> PyResult<f64> {
-    // SAFETY: as the function asks.
+    // SAFETY: the GIL is held, and `value` is alive, which is the function's contract.
     unsafe {
         let number = ffi::PyFloat_AsDouble(value);
         // The exact value that says that there may be an error.
@@ -155,7 +156,7 @@ unsafe fn seconds(py: Python<'_>, value: *mut ffi::PyObject) -> PyResult<f64> {
 /// The GIL is held and `delay` is alive.
 #[inline]
 unsafe fn time_after(py: Python<'_>, delay: *mut ffi::PyObject) -> PyResult<f64> {
-    // SAFETY: as the function asks.
+    // SAFETY: the GIL is held, and `delay` is alive, which is the function's contract.
     unsafe {
         if ffi::PyFloat_CheckExact(delay) != 0 || ffi::PyLong_CheckExact(delay) != 0 {
             return Ok(seconds_now() + seconds(py, delay)?);
@@ -194,7 +195,8 @@ unsafe extern "C" fn call_soon_threadsafe(
     names: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject {
     guard_scheduling(|py| {
-        // SAFETY: as in `call_soon`.
+        // SAFETY: the interpreter calls this, with the GIL, through a method descriptor of `Loop`: `this` is a `Loop`,
+        // and the arguments live until it returns.
         unsafe {
             let parsed = parse(
                 "call_soon_threadsafe",
@@ -216,7 +218,8 @@ unsafe extern "C" fn call_later(
     names: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject {
     guard_scheduling(|py| {
-        // SAFETY: as in `call_soon`.
+        // SAFETY: the interpreter calls this, with the GIL, through a method descriptor of `Loop`: `this` is a `Loop`,
+        // and the arguments live until it returns. `parsed.first` is not null, as `parse` was given a name for it.
         unsafe {
             let parsed = parse(
                 "call_later",
@@ -245,7 +248,8 @@ unsafe extern "C" fn call_at(
     names: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject {
     guard_scheduling(|py| {
-        // SAFETY: as in `call_soon`.
+        // SAFETY: the interpreter calls this, with the GIL, through a method descriptor of `Loop`: `this` is a `Loop`,
+        // and the arguments live until it returns. `parsed.first` is not null, as `parse` was given a name for it.
         unsafe {
             let parsed = parse("call_at", Some("when"), arguments, positional, names, py)?;
             if parsed.first == ffi::Py_None() {
@@ -290,7 +294,7 @@ unsafe extern "C" fn create_task(
                     .map(|names| names.cast_into_unchecked::<PyTuple>()),
             )
         };
-        // SAFETY: as in `call_soon`.
+        // SAFETY: the method descriptor of `Loop` has checked the type of `this`.
         let owner = unsafe { this.cast_unchecked::<Loop>() }.get();
         if let ([coroutine], 1) = (arguments, positional)
             && !owner.is_debug()
@@ -334,7 +338,8 @@ unsafe extern "C" fn add_reader(
     positional: ffi::Py_ssize_t,
     names: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject {
-    // SAFETY: called by the interpreter, as `watch` asks.
+    // SAFETY: the interpreter calls this, with the GIL, through a method descriptor of `Loop`: `this` is a `Loop`, and
+    // the arguments live until it returns.
     guard(|py| unsafe { watch(py, "_add_reader", this, arguments, positional, names, false) })
 }
 
@@ -344,7 +349,8 @@ unsafe extern "C" fn add_writer(
     positional: ffi::Py_ssize_t,
     names: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject {
-    // SAFETY: called by the interpreter, as `watch` asks.
+    // SAFETY: the interpreter calls this, with the GIL, through a method descriptor of `Loop`: `this` is a `Loop`, and
+    // the arguments live until it returns.
     guard(|py| unsafe { watch(py, "_add_writer", this, arguments, positional, names, true) })
 }
 
@@ -361,7 +367,8 @@ unsafe fn watch<'py>(
     names: *mut ffi::PyObject,
     for_writing: bool,
 ) -> PyResult<Bound<'py, PyAny>> {
-    // SAFETY: as the function asks.
+    // SAFETY: the GIL is held, `this` is a `Loop`, and the arguments are alive, which is the function's contract.
+    // `parsed.first` is not null, as `parse` was given a name for it.
     unsafe {
         let parsed = parse(method, Some("fd"), arguments, positional, names, py)?;
         let this = Bound::from_borrowed_ptr(py, this);
