@@ -63,7 +63,8 @@ pub(crate) unsafe fn schedule_soon<'py>(
     call: &Call<'_>,
     debug_helper: &str,
 ) -> PyResult<Bound<'py, PyAny>> {
-    // SAFETY: as the function asks.
+    // SAFETY: the GIL is held, `this` is a live `Loop`, and `call` holds live objects, which is the function's
+    // contract. The reference that `HandleRef::new` gives becomes the result's.
     unsafe {
         let object = Bound::from_borrowed_ptr(py, this);
         let owner = object.cast_unchecked::<Loop>().get();
@@ -91,7 +92,8 @@ pub(crate) unsafe fn schedule_at<'py>(
     when: Deadline,
     call: &Call<'_>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    // SAFETY: as the function asks.
+    // SAFETY: the GIL is held, `this` is a live `Loop`, and `call` holds live objects, which is the function's
+    // contract. The reference that `HandleRef::new` gives becomes the result's.
     unsafe {
         let object = Bound::from_borrowed_ptr(py, this);
         let owner = object.cast_unchecked::<Loop>().get();
@@ -121,7 +123,8 @@ pub(crate) unsafe fn schedule_threadsafe<'py>(
     this: *mut ffi::PyObject,
     call: &Call<'_>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    // SAFETY: as the function asks.
+    // SAFETY: the GIL is held, `this` is a live `Loop`, and `call` holds live objects, which is the function's
+    // contract, and all that `schedule_soon` requires.
     unsafe {
         let handle = schedule_soon(py, this, call, "call_soon_threadsafe_debug")?;
         let object = Bound::from_borrowed_ptr(py, this);
