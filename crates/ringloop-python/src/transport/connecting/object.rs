@@ -20,7 +20,7 @@ use crate::support::{self, attached, guard};
 
 impl Coroutine for ConnectingObject {
     fn phase(object: *mut ffi::PyObject) -> Phase {
-        // SAFETY: as in `step`.
+        // SAFETY: the trait's functions are called with the GIL and a live object of the type; the phase is copied.
         unsafe { content(object).phase }
     }
 
