@@ -19,12 +19,12 @@ use crate::support::{self, attached, guard};
 
 impl Coroutine for OperationObject {
     fn phase(object: *mut ffi::PyObject) -> Phase {
-        // SAFETY: as in `resume`.
+        // SAFETY: the trait's functions are called with the GIL and a live object of the type; the phase is copied.
         unsafe { operation(object).phase }
     }
 
     fn qualified_name(object: *mut ffi::PyObject) -> &'static str {
-        // SAFETY: as in `resume`.
+        // SAFETY: the trait's functions are called with the GIL and a live object of the type; the name is static.
         unsafe { operation(object).kind.qualified_name() }
     }
 
@@ -62,7 +62,8 @@ unsafe extern "C" fn call(
 /// The bytes of a file that were sent so far.
 unsafe extern "C" fn sent(object: *mut ffi::PyObject, _: *mut c_void) -> *mut ffi::PyObject {
     guard(|py| {
-        // SAFETY: as in `resume`.
+        // SAFETY: the GIL is held (`py`), and the interpreter calls this for a live object of our type. No Python code
+        // runs while `file` is used.
         let file = unsafe { operation(object).file.as_ref() };
         let sent = file.map_or(0, FileSending::sent);
         Ok(New(sent).into_pyobject(py)?.into_any())
