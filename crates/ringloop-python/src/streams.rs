@@ -148,7 +148,8 @@ unsafe fn new_call(
     argument: *mut ffi::PyObject,
     count: usize,
 ) -> PyResult<Bound<'_, PyAny>> {
-    // SAFETY: as the function asks; every field is set before the object is tracked.
+    // SAFETY: the GIL is held, `stream` is alive, and `argument` is null or alive, which is the function's contract.
+    // Every field is set before the object is tracked.
     unsafe {
         let object = native_type::allocate(CLASS);
         if object.is_null() {
@@ -196,7 +197,7 @@ fn is_minus_one(argument: &Bound<'_, PyAny>) -> bool {
 /// # Safety
 /// The GIL is held; `names` is a tuple or null.
 unsafe fn has_none(positional: ffi::Py_ssize_t, names: *mut ffi::PyObject) -> bool {
-    // SAFETY: as the function asks.
+    // SAFETY: the GIL is held, and `names`, which is not null here, is a tuple: that is the function's contract.
     positional == 0 && (names.is_null() || unsafe { ffi::PyTuple_GET_SIZE(names) } == 0)
 }
 
@@ -219,7 +220,8 @@ macro_rules! methods {
                     }
                 }
                 let method = class.getattr(intern!($py, $name))?;
-                // SAFETY: as above.
+                // SAFETY: called by the interpreter, with the GIL, by METH_FASTCALL | METH_KEYWORDS: there are
+                // `positional` arguments and one for each of the names, all alive.
                 unsafe { call_replaced(&method, $stream, $arguments, $positional, $names) }
             })
         }
@@ -337,7 +339,8 @@ enum Progress<'py> {
 /// # Safety
 /// Called with the GIL for a live object of our type.
 unsafe fn take_over(py: Python<'_>, this: *mut StreamCall) -> PyResult<Progress<'_>> {
-    // SAFETY: as the function asks; the fields are not replaced while a step runs.
+    // SAFETY: the GIL is held (`py`), and `this` is a live object of our type, which is the function's contract. The
+    // fields are not replaced while a step runs, so that stream and argument stay alive.
     unsafe {
         let kind = (*this).kind;
         let class = asyncios(py, kind != Kind::Drain)?;
@@ -477,7 +480,8 @@ fn unless_kept(buffer: &Bound<'_, PyByteArray>, wanted: Wanted) -> Wanted {
 /// # Safety
 /// Called with the GIL for a live object of our type, whose fields are not replaced while a step runs.
 unsafe fn go_on(py: Python<'_>, this: *mut StreamCall) -> PyResult<Progress<'_>> {
-    // SAFETY: as the function asks.
+    // SAFETY: the GIL is held (`py`), and `this` is a live object of our type, which is the function's contract. Its
+    // fields are not replaced while a step runs, so that it has its stream.
     let (stream, kind, has_waited, count) = unsafe {
         let stream = Bound::from_borrowed_ptr(py, (*this).stream);
         (stream, (*this).kind, (*this).has_waited, (*this).count)
@@ -492,12 +496,12 @@ unsafe fn go_on(py: Python<'_>, this: *mut StreamCall) -> PyResult<Progress<'_>>
                 && stream_reader::is_replaced(&fields, intern!(py, "readuntil"))?)
             || (kind == Kind::ReadAll && stream_reader::is_replaced(&fields, intern!(py, "read"))?))
     {
-        // SAFETY: as above.
+        // SAFETY: the GIL is held (`py`), and `this` is a live object of our type, which is the function's contract.
         return unsafe { take_over(py, this) };
     }
     let waiter = fields.get(&WAITER)?;
     let Some(buffer) = stream_reader::buffer_of(&fields, &waiter)? else {
-        // SAFETY: as above.
+        // SAFETY: the GIL is held (`py`), and `this` is a live object of our type, which is the function's contract.
         return unsafe { take_over(py, this) };
     };
     let buffer = &buffer;
@@ -512,7 +516,8 @@ unsafe fn go_on(py: Python<'_>, this: *mut StreamCall) -> PyResult<Progress<'_>>
             taken(&stream, &fields, take(buffer, count.min(len))?)
         }
         Kind::ReadAll => {
-            // SAFETY: as above.
+            // SAFETY: the GIL is held (`py`), and `this` is a live object of our type, which is the function's
+            // contract. Its fields are not replaced while this step runs.
             unsafe { go_on_reading_all(py, this, &stream, &fields, buffer, waiter) }
         }
         Kind::ReadExactly => {
@@ -521,7 +526,8 @@ unsafe fn go_on(py: Python<'_>, this: *mut StreamCall) -> PyResult<Progress<'_>>
                 return taken(&stream, &fields, take(buffer, count)?);
             }
             if is_at_end()? {
-                // SAFETY: as above.
+                // SAFETY: the GIL is held (`py`), and `this` is a live object of our type, which is the function's
+                // contract. Its argument is not replaced while a step runs.
                 let expected = unsafe { Bound::from_borrowed_ptr_or_opt(py, (*this).argument) };
                 return Err(incomplete(buffer, expected)?);
             }
@@ -533,16 +539,19 @@ unsafe fn go_on(py: Python<'_>, this: *mut StreamCall) -> PyResult<Progress<'_>>
             wait_for_data(&stream, &fields, waiter, "readexactly", wanted)
         }
         Kind::ReadUntil | Kind::ReadLine => {
-            // SAFETY: as above.
+            // SAFETY: the GIL is held (`py`), and `this` is a live object of our type, which is the function's
+            // contract. Its argument, or null, is not replaced while a step runs.
             let argument = unsafe { Bound::from_borrowed_ptr_or_opt(py, (*this).argument) };
             let separator = match &argument {
                 Some(separator) => separator.cast::<PyBytes>()?.as_bytes(),
                 None => b"\n",
             };
-            // SAFETY: as above.
+            // SAFETY: the GIL is held (`py`), and `this` is a live object of our type, which is the function's
+            // contract.
             let offset = unsafe { (*this).offset };
             let Some(limit) = stream_reader::limit_of(&fields)? else {
-                // SAFETY: as above.
+                // SAFETY: the GIL is held (`py`), and `this` is a live object of our type, which is the function's
+                // contract.
                 return unsafe { take_over(py, this) };
             };
             let len = buffer.len();
@@ -565,7 +574,8 @@ unsafe fn go_on(py: Python<'_>, this: *mut StreamCall) -> PyResult<Progress<'_>>
                     let text = "Separator is not found, and chunk exceed the limit";
                     return Err(too_long(&stream, buffer, kind, text, offset)?);
                 }
-                // SAFETY: as above.
+                // SAFETY: the GIL is held (`py`), and `this` is a live object of our type, which is the function's
+                // contract.
                 unsafe { (*this).offset = offset };
             }
             if is_at_end()? {
@@ -598,14 +608,15 @@ unsafe fn go_on_reading_all<'py>(
     buffer: &Bound<'py, PyByteArray>,
     waiter: Bound<'py, PyAny>,
 ) -> PyResult<Progress<'py>> {
-    // SAFETY: as the function asks; a call that reads all has what collects it.
+    // SAFETY: the GIL is held (`py`), and `this` is a live object of our type, which is the function's contract. The
+    // argument of a call that reads all is what collects its blocks, and is not replaced while a step runs.
     let (collected, has_waited) = unsafe {
         let collected = Bound::from_borrowed_ptr(py, (*this).argument);
         (collected, (*this).has_waited)
     };
     let collected = collected.cast_exact::<Collected>()?.get();
     let Some(limit) = stream_reader::limit_of(fields)? else {
-        // SAFETY: as above.
+        // SAFETY: the GIL is held (`py`), and `this` is a live object of our type, which is the function's contract.
         return unsafe { take_over(py, this) };
     };
     let len = buffer.len();
@@ -618,7 +629,7 @@ unsafe fn go_on_reading_all<'py>(
     }
     // With the next block, asyncio looks again.
     if !fields.get(&EXCEPTION)?.is_none() {
-        // SAFETY: as above.
+        // SAFETY: the GIL is held (`py`), and `this` is a live object of our type, which is the function's contract.
         return unsafe { take_over(py, this) };
     }
     if fields.is(&EOF)? {
@@ -633,7 +644,8 @@ unsafe fn go_on_reading_all<'py>(
 /// # Safety
 /// Called with the GIL for a live object of our type, whose fields are not replaced while a step runs.
 unsafe fn collect(py: Python<'_>, this: *mut StreamCall, bytes: &Bound<'_, PyAny>) -> PyResult<()> {
-    // SAFETY: as the function asks; such a call has what collects its blocks.
+    // SAFETY: the GIL is held (`py`), and `this` is a live object of our type, which is the function's contract. The
+    // argument of a call that reads all is what collects its blocks, and is not replaced while a step runs.
     let collected = unsafe { Bound::from_borrowed_ptr(py, (*this).argument) };
     collected
         .cast_exact::<Collected>()?
@@ -766,7 +778,8 @@ fn step(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
 /// # Safety
 /// Called with the GIL for a live object of our type.
 unsafe fn end_wait(py: Python<'_>, this: *mut StreamCall) -> PyResult<()> {
-    // SAFETY: as the function asks. The field is emptied before its reference is dropped.
+    // SAFETY: the GIL is held (`py`), and `this` is a live object of our type, which is the function's contract. The
+    // field is emptied, and its reference is `future`'s. A call that waits has a stream.
     unsafe {
         let future = std::mem::replace(&mut (*this).future, ptr::null_mut());
         let Some(future) = Bound::from_owned_ptr_or_opt(py, future) else {
@@ -789,7 +802,8 @@ unsafe fn run<'py>(
     this: *mut StreamCall,
     resume: Resume<'_, 'py>,
 ) -> PyResult<Step<'py>> {
-    // SAFETY: as the function asks.
+    // SAFETY: the GIL is held (`py`), and `this` is a live object of our type, which is the function's contract. While
+    // `inner` runs, the phase keeps others from replacing the fields.
     unsafe {
         let mut resume = resume;
         loop {
@@ -831,7 +845,7 @@ unsafe fn settle<'py>(
     object: *mut ffi::PyObject,
     result: PyResult<Step<'py>>,
 ) -> PyResult<Step<'py>> {
-    // SAFETY: as the function asks.
+    // SAFETY: the GIL is held (`py`), and `object` is a live object of our type, which is the function's contract.
     unsafe {
         if let Ok(Step::Yield(_)) = &result {
             (*object.cast::<StreamCall>()).phase = Phase::Waiting;
@@ -848,7 +862,7 @@ unsafe fn settle<'py>(
 /// # Safety
 /// Called with the GIL for a live object of our type.
 unsafe fn finish(object: *mut ffi::PyObject) {
-    // SAFETY: as the function asks.
+    // SAFETY: the GIL is held, and `object` is a live object of our type, which is the function's contract.
     unsafe {
         (*object.cast::<StreamCall>()).phase = Phase::Finished;
         drop_fields(object);
@@ -859,7 +873,8 @@ unsafe fn finish(object: *mut ffi::PyObject) {
 /// Called with the GIL for an object of our type that is not running.
 unsafe fn drop_fields(object: *mut ffi::PyObject) {
     let this = object.cast::<StreamCall>();
-    // SAFETY: as the function asks. Each field is emptied before its reference is dropped.
+    // SAFETY: the GIL is held, and `object` is one of our type that is not running, which is the function's contract.
+    // Each field is emptied before its reference is dropped.
     unsafe {
         ffi::Py_XDECREF(std::mem::replace(&mut (*this).inner, ptr::null_mut()));
         ffi::Py_XDECREF(std::mem::replace(&mut (*this).future, ptr::null_mut()));
@@ -897,7 +912,7 @@ impl Coroutine for StreamCall {
     }
 
     fn qualified_name(object: *mut ffi::PyObject) -> &'static str {
-        // SAFETY: as above.
+        // SAFETY: the trait's functions are called with the GIL and a live object of the type.
         unsafe { (*object.cast::<Self>()).kind }.qualified_name()
     }
 
@@ -912,7 +927,8 @@ impl Coroutine for StreamCall {
     ) -> PyResult<Step<'py>> {
         Self::phase(object).check(py)?;
         let this = object.cast::<Self>();
-        // SAFETY: as above.
+        // SAFETY: the trait's functions are called with the GIL and a live object of the type, and `arguments` is a
+        // tuple. The phase keeps others from replacing the fields.
         unsafe {
             (*this).phase = Phase::Running;
             let result = if (*this).inner.is_null() {
@@ -950,7 +966,8 @@ unsafe extern "C" fn cr_await(object: *mut ffi::PyObject, _: *mut c_void) -> *mu
 /// # Safety
 /// Called with the GIL for an object of our type that waits.
 unsafe fn is_emptied(py: Python<'_>, this: *mut StreamCall) -> PyResult<bool> {
-    // SAFETY: as the function asks; a call that waits has a stream.
+    // SAFETY: the GIL is held (`py`), and `this` is of our type and waits, which is the function's contract; a call
+    // that waits has a stream.
     let stream = unsafe { Bound::from_borrowed_ptr(py, (*this).stream) };
     let waiter = Fields::of(&stream).own(&WAITER)?;
     Ok(waiter.is_none())
@@ -961,7 +978,7 @@ unsafe fn is_emptied(py: Python<'_>, this: *mut StreamCall) -> PyResult<bool> {
 /// # Safety
 /// Called with the GIL for an object of our type that does not run.
 unsafe fn abandon(object: *mut ffi::PyObject) {
-    // SAFETY: as the function asks.
+    // SAFETY: the GIL is held, and `object` is one of our type that does not run, which is the function's contract.
     unsafe {
         let this = object.cast::<StreamCall>();
         match (*this).phase {
