@@ -166,7 +166,7 @@ pub(crate) unsafe extern "C" fn am_await<C: Coroutine>(
 /// The GIL is held and `object` is one of `C`. An exception that is on its way stays so.
 pub(crate) unsafe fn warn_if_never_awaited<C: Coroutine>(object: *mut ffi::PyObject) {
     if C::phase(object) == Phase::Created {
-        // SAFETY: as the function asks.
+        // SAFETY: the GIL is held, which is the function's contract.
         unsafe { warn_never_awaited(C::qualified_name(object)) };
     }
 }
@@ -177,7 +177,8 @@ pub(crate) unsafe fn warn_if_never_awaited<C: Coroutine>(object: *mut ffi::PyObj
 unsafe fn warn_never_awaited(name: &str) {
     let text = format!("coroutine '{name}' was never awaited");
     let text = CString::new(text).unwrap_or_default();
-    // SAFETY: as the function asks. Where warnings are errors, there is nobody to raise it to.
+    // SAFETY: the GIL is held, which is the function's contract, and the text ends with a zero. Where warnings are
+    // errors, there is nobody to raise it to.
     unsafe {
         let pending = PendingException::take();
         if ffi::PyErr_WarnEx(ffi::PyExc_RuntimeWarning, text.as_ptr(), 1) != 0 {

@@ -107,7 +107,8 @@ impl<'a, 'py> Fields<'a, 'py> {
     /// The same, also for objects of derived classes.
     fn slot_or_inherited(&self, attribute: &Attribute) -> Option<*mut *mut ffi::PyObject> {
         let (object, class) = (self.object.as_ptr(), attribute.class.load(Relaxed));
-        // SAFETY: as in `slot`; the class lives for ever, and its slots are at the same places in derived ones.
+        // SAFETY: the GIL is held and the object is alive. The class lives for ever. `find_slot` has found the slot in
+        // its objects, and it is at the same place in those of derived classes.
         unsafe {
             if class.is_null() || ffi::PyObject_TypeCheck(object, class) == 0 {
                 return None;
@@ -173,7 +174,7 @@ impl<'a, 'py> Fields<'a, 'py> {
         let py = self.object.py();
         let name = names::get(py, attribute.name);
         if let Some(slot) = self.slot(attribute) {
-            // SAFETY: as in `own`.
+            // SAFETY: the GIL is held; the slot refers to its object, or is null.
             let value = unsafe { Bound::from_borrowed_ptr_or_opt(py, *slot) };
             return value.map_or_else(|| self.object.getattr(name), Ok);
         }
@@ -202,7 +203,8 @@ impl<'a, 'py> Fields<'a, 'py> {
             return self.object.getattr(name);
         };
         let (mut place, mut key) = (0, ptr::null_mut());
-        // SAFETY: as in `get`; nothing changes the dictionary meanwhile.
+        // SAFETY: the GIL is held. `place` begins at zero, nothing changes the dictionary meanwhile, and no value is
+        // asked for. The keys are only compared by address.
         unsafe {
             loop {
                 let before = place;
@@ -250,7 +252,8 @@ impl<'a, 'py> Fields<'a, 'py> {
     pub(crate) fn delete(&self, attribute: &Attribute) -> PyResult<bool> {
         let py = self.object.py();
         if let Some(slot) = self.slot_or_inherited(attribute) {
-            // SAFETY: as in `set`.
+            // SAFETY: the GIL is held. The slot owns what it refers to; that reference is moved out, and null says that
+            // there is none.
             let before = unsafe { ptr::replace(slot, ptr::null_mut()) };
             // SAFETY: the reference was the slot's.
             unsafe { ffi::Py_XDECREF(before) };

@@ -22,7 +22,8 @@ pub(crate) struct New<T>(pub(crate) T);
 /// # Safety
 /// `pointer` is null with an exception set, or an owned reference to an object of `T`.
 unsafe fn owned<T>(py: Python<'_>, pointer: *mut ffi::PyObject) -> PyResult<Bound<'_, T>> {
-    // SAFETY: as the function asks.
+    // SAFETY: the pointer is null with an exception set, or an owned reference to an object of `T`, which is the
+    // function's contract.
     unsafe { Bound::from_owned_ptr_or_err(py, pointer).map(|object| object.cast_into_unchecked()) }
 }
 
@@ -117,7 +118,8 @@ pub(crate) fn tuple<'py, const N: usize>(
 /// # Safety
 /// The GIL is held and every pointer is a live object.
 pub(crate) unsafe fn tuple_from_borrowed(items: &[*mut ffi::PyObject]) -> *mut ffi::PyObject {
-    // SAFETY: as the function asks; the tuple is filled before anybody else can see it.
+    // SAFETY: the GIL is held, and the items are live objects, which is the function's contract. Each place of the new
+    // tuple gets one reference of its own before anybody else can see it.
     unsafe {
         let tuple = ffi::PyTuple_New(items.len() as ffi::Py_ssize_t);
         if !tuple.is_null() {

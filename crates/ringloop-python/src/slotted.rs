@@ -112,7 +112,8 @@ unsafe extern "C" fn get_dict(
     object: *mut ffi::PyObject,
     context: *mut c_void,
 ) -> *mut ffi::PyObject {
-    // SAFETY: as in `set_attribute`.
+    // SAFETY: called by the interpreter, with the GIL, as the getter of `__dict__`, for a live object of a class that
+    // is derived from `Slotted`.
     unsafe {
         (*object.cast::<Slotted>()).is_changed = true;
         ffi::PyObject_GenericGetDict(object, context)
@@ -124,7 +125,8 @@ unsafe extern "C" fn set_dict(
     value: *mut ffi::PyObject,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: as in `set_attribute`.
+    // SAFETY: called by the interpreter, with the GIL, as the setter of `__dict__`, for a live object of a class that
+    // is derived from `Slotted`.
     unsafe {
         (*object.cast::<Slotted>()).is_changed = true;
         ffi::PyObject_GenericSetDict(object, value, context)

@@ -111,7 +111,8 @@ impl<T> Drop for Made<T> {
 /// # Safety
 /// The GIL is held.
 pub(crate) unsafe fn attached<R>(body: impl FnOnce(Python<'_>) -> R) -> R {
-    // SAFETY: as the function asks. Unlike `attach` it works in the thread that is finalizing the interpreter, too.
+    // SAFETY: the GIL is held, which is the function's contract. Unlike `attach` it works in the thread that is
+    // finalizing the interpreter, too.
     unsafe { Python::attach_unchecked(body) }
 }
 
@@ -128,7 +129,7 @@ pub(crate) fn guard(
 pub(crate) fn guard_scheduling<'py>(
     body: impl FnOnce(Python<'py>) -> PyResult<Bound<'py, PyAny>>,
 ) -> *mut ffi::PyObject {
-    // SAFETY: as for `guard`.
+    // SAFETY: only called from functions that the interpreter calls, with the GIL held.
     let py = unsafe { Python::assume_attached() };
     settle(catch_unwind(AssertUnwindSafe(|| body(py))))
 }
@@ -319,7 +320,7 @@ pub(crate) fn in_context(
     }
     let result = body();
     // An error of `body` is held in `result`, not set, so it survives leaving the context.
-    // SAFETY: as above; the context was entered just now.
+    // SAFETY: the GIL is held (`py`), and it is a Context: `PyContext_Enter` would have refused another object.
     if unsafe { ffi::PyContext_Exit(context.as_ptr()) } != 0 {
         return Err(PyErr::fetch(py));
     }
@@ -347,7 +348,7 @@ pub(crate) fn python(py: Python<'_>) -> PyResult<&Bound<'_, PyModule>> {
 /// # Safety
 /// The GIL is held, and `arguments` is a tuple.
 pub(crate) unsafe fn thrown(py: Python<'_>, arguments: *mut ffi::PyObject) -> PyErr {
-    // SAFETY: as the function asks.
+    // SAFETY: the GIL is held, and `arguments` is a live tuple, which is the function's contract.
     let arguments =
         unsafe { Bound::from_borrowed_ptr(py, arguments).cast_into_unchecked::<PyTuple>() };
     let error = || {
