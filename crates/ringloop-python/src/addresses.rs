@@ -116,7 +116,7 @@ impl Address {
                 Ok(New((host, New(port))).into_pyobject(py)?.into_any())
             }
             libc::AF_INET6 => {
-                // SAFETY: as above.
+                // SAFETY: the storage is large enough for, and aligned as, each family's type.
                 let inet = unsafe { *(&raw const self.storage).cast::<libc::sockaddr_in6>() };
                 let mut text = [0 as c_char; 64];
                 // SAFETY: the text has room for any IPv6 address.
@@ -278,9 +278,9 @@ impl Address {
     }
 
     fn ipv6(host: Ipv6Addr, port: u16, flow: u32, scope: u32) -> Self {
-        // SAFETY: as in `ipv4`.
+        // SAFETY: all-zero is a valid address storage.
         let mut storage: libc::sockaddr_storage = unsafe { zeroed() };
-        // SAFETY: as in `ipv4`.
+        // SAFETY: the storage is large enough for, and aligned as, each family's type.
         let inet = unsafe { &mut *(&raw mut storage).cast::<libc::sockaddr_in6>() };
         inet.sin6_family = libc::AF_INET6 as libc::sa_family_t;
         inet.sin6_port = port.to_be();
@@ -299,7 +299,7 @@ impl Address {
         if name.len() + usize::from(!is_abstract) > PATH_SIZE {
             return None;
         }
-        // SAFETY: as in `ipv4`.
+        // SAFETY: all-zero is a valid address storage.
         let mut storage: libc::sockaddr_storage = unsafe { zeroed() };
         storage.ss_family = libc::AF_UNIX as libc::sa_family_t;
         // SAFETY: the name fits, as was checked.

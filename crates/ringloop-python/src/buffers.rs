@@ -74,7 +74,7 @@ impl Received {
 
     /// Receives what the socket has, up to `CAPACITY`; for `cut_short` see `receive`.
     pub(crate) fn receive(&mut self, fd: RawFd, cut_short: Option<&mut bool>) -> io::Result<usize> {
-        // SAFETY: as in `receive_up_to`.
+        // SAFETY: the object has room for `CAPACITY` bytes, and nobody else refers to it (`&mut self`, not handed out).
         unsafe { receive(fd, self.memory(), Self::CAPACITY, cut_short) }
     }
 
@@ -90,14 +90,15 @@ impl Received {
         fd: RawFd,
         count_max: usize,
     ) -> io::Result<(usize, Address)> {
-        // SAFETY: as in `receive_up_to`.
+        // SAFETY: the object has room for `CAPACITY` bytes, and nobody else refers to it (`&mut self`, not handed out).
         unsafe { receive_from(fd, self.memory(), count_max.min(Self::CAPACITY)) }
     }
 
     /// Reads what a pipe has, up to `CAPACITY`.
     pub(crate) fn read(&mut self, py: Python<'_>, fd: RawFd) -> io::Result<usize> {
         let memory = self.memory() as usize;
-        // SAFETY: as in `receive_up_to`; the object is ours alone, also while other threads run.
+        // SAFETY: the object has room for `CAPACITY` bytes, and nobody else refers to it (`&mut self`, not handed out),
+        // also while other threads run.
         released(py, move || unsafe {
             libc::read(fd, memory as *mut libc::c_void, Self::CAPACITY)
         })
@@ -113,7 +114,8 @@ impl Received {
     /// The same, to be changed in place.
     pub(crate) fn bytes_mut(&mut self, count: usize) -> &mut [u8] {
         debug_assert!(count <= Self::CAPACITY);
-        // SAFETY: as in `bytes`; nobody else refers to the object.
+        // SAFETY: within the object; a receive has written the first `count` bytes, and nobody else refers to it (`&mut
+        // self`, not handed out).
         unsafe { std::slice::from_raw_parts_mut(self.memory(), count) }
     }
 
@@ -344,7 +346,8 @@ unsafe extern "C" {
 /// # Safety
 /// The GIL is held, and nobody else refers to the object, which has at least that many bytes.
 pub(crate) unsafe fn resize_bytes(object: *mut *mut ffi::PyObject, size: usize) {
-    // SAFETY: as the function asks.
+    // SAFETY: the GIL is held, nobody else refers to the object, and it has at least `size` bytes, which is the
+    // function's contract.
     unsafe { _PyBytes_Resize(object, size as ffi::Py_ssize_t) };
 }
 
@@ -454,7 +457,8 @@ unsafe fn receive_from(
     let mut name: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
     let mut length = size_of_val(&name) as libc::socklen_t;
     metrics::count_system_call();
-    // SAFETY: as the function asks; `length` tells the size of `name`.
+    // SAFETY: `memory` is valid for writing `capacity` bytes, which is the function's contract; `length` tells the size
+    // of `name`.
     let received = unsafe {
         libc::recvfrom(
             fd,
@@ -480,7 +484,7 @@ unsafe fn receive(
     cut_short: Option<&mut bool>,
 ) -> io::Result<usize> {
     let Some(cut_short) = cut_short else {
-        // SAFETY: as the function asks.
+        // SAFETY: `memory` is valid for writing `capacity` bytes, which is the function's contract.
         return count(unsafe { libc::recv(fd, memory.cast(), capacity, libc::MSG_DONTWAIT) });
     };
     let mut piece = libc::iovec {
@@ -491,7 +495,8 @@ unsafe fn receive(
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = &raw mut piece;
     message.msg_iovlen = 1;
-    // SAFETY: the message has one piece, which is as the function asks, and no room for anything else.
+    // SAFETY: the message has one piece, `capacity` bytes of `memory`, which may be written to by the function's
+    // contract. It has no room for a name or control data.
     let received = count(unsafe { libc::recvmsg(fd, &raw mut message, libc::MSG_DONTWAIT) })?;
     *cut_short = message.msg_flags & libc::MSG_CTRUNC != 0;
     Ok(received)
