@@ -374,7 +374,7 @@ unsafe extern "C" fn method_write_ready(
     _: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject {
     guard(|py| {
-        // SAFETY: as above.
+        // SAFETY: called by the interpreter with the GIL and a live object.
         let transport = unsafe { Bound::from_borrowed_ptr(py, transport) };
         write_waiting(&transport)?;
         Ok(py.None().into_bound(py))

@@ -91,7 +91,8 @@ fn fields(sock: &Bound<'_, PyAny>) -> Option<Fields> {
 #[inline]
 unsafe fn read(sock: &Bound<'_, PyAny>) -> Fields {
     let object = sock.as_ptr().cast::<SocketObject>();
-    // SAFETY: as the function asks. Any bytes are integers.
+    // SAFETY: the object is as large as a `SocketObject`, and the GIL is held, which is the function's contract. Any
+    // bytes are integers.
     unsafe {
         Fields {
             fd: (*object).fd,
@@ -290,7 +291,7 @@ fn check_layout(py: Python<'_>) -> PyResult<bool> {
             // SAFETY: detaching has handed this descriptor over, and nobody else has it.
             drop(unsafe { OwnedFd::from_raw_fd(number) });
         }
-        // SAFETY: as above.
+        // SAFETY: `add_to` has compared the size, and the GIL is held.
         if !is_as_said || unsafe { read(&sock) }.fd != -1 {
             return Ok(false);
         }

@@ -120,7 +120,7 @@ pub(crate) struct Watches {
     orphans: Vec<Token>,
 }
 
-// SAFETY: as for `Listed`; the pointers in `transports` are only followed under the GIL.
+// SAFETY: the pointers in `transports`, as those of each `Listed`, are only followed under the GIL.
 unsafe impl Send for Watches {}
 
 /// The error of a number that no file has, or another file than before.
@@ -395,7 +395,8 @@ impl Watches {
             .listed_mut(watch)
             .filter(|listed| listed.strong != keep)?;
         listed.strong = keep;
-        // SAFETY: the pointer is live (see `Listed::ready`); one reference is taken, or handed to the caller.
+        // SAFETY: the transport is alive while the tables list it: it takes itself out before it goes. One reference is
+        // taken, or handed to the caller.
         unsafe {
             if keep {
                 ffi::Py_INCREF(listed.transport.as_ptr());

@@ -372,7 +372,8 @@ impl DirectFile {
                 let rest = memory.rest(done);
                 let from = if offset < 0 { -1 } else { offset + done as i64 };
                 let transferred = self.attempt(fd, &self.reading, |flags| {
-                    // SAFETY: as the function asks.
+                    // SAFETY: `rest` lies in the memory of `size` bytes that may be written to, which is the function's
+                    // contract.
                     unsafe { transfer(libc::SYS_preadv2, fd, &rest, from, flags) }
                 });
                 match transferred {
@@ -540,7 +541,7 @@ fn open_cached(path: &[u8], flags: i32) -> Option<RawFd> {
     // SAFETY: a system call on a number. Without O_NONBLOCK the flags are as open(2) would have left them.
     let cleared = unsafe { libc::fcntl(fd, libc::F_SETFL, flags) == 0 };
     if !cleared || !mounts::glance(fd).is_some_and(|glance| glance.is_regular) {
-        // SAFETY: as above.
+        // SAFETY: the descriptor was opened above, and nobody else knows it.
         unsafe { libc::close(fd) };
         return None;
     }
