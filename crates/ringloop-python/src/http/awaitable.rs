@@ -87,7 +87,8 @@ unsafe fn channel<'py>(
 /// # Safety
 /// The GIL is held, and `channel` is one.
 unsafe fn exchange(channel: *mut ffi::PyObject, message: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: as the function asks; every field is set before the object is tracked.
+    // SAFETY: the GIL is held, and `channel` is a live one, which is the function's contract. Every field is set before
+    // the object is tracked.
     unsafe {
         let request = (*channel.cast::<Channel>()).request;
         if request.is_null() {
@@ -133,7 +134,8 @@ unsafe extern "C" fn call_send(
     positional: usize,
     names: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject {
-    // SAFETY: as for `call_receive`; `arguments` has as many objects as both counts say.
+    // SAFETY: called by the interpreter, with the GIL, for an object of our type; `names` is a tuple or null, and
+    // `arguments` has as many objects as both counts say.
     unsafe {
         let positional = ffi::PyVectorcall_NARGS(positional);
         let keywords = if names.is_null() {
@@ -220,7 +222,8 @@ unsafe fn yield_turn(
     taken: *mut ffi::PyObject,
 ) -> Step<'_> {
     let this = object.cast::<Exchange>();
-    // SAFETY: called with the GIL, for what the function asks. Both are dropped when all is consistent.
+    // SAFETY: the GIL is held (`py`), `object` is a live one of our type, and `taken` is the caller's to give away,
+    // which is the function's contract. Both references are dropped when all is consistent.
     unsafe {
         (*this).phase = Phase::Waiting;
         ffi::Py_XDECREF(std::mem::replace(&mut (*this).future, ptr::null_mut()));
@@ -272,7 +275,7 @@ fn give_up(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
 /// Called with the GIL for a live object of our type.
 unsafe fn finish(object: *mut ffi::PyObject) {
     let this = object.cast::<Exchange>();
-    // SAFETY: as the function asks.
+    // SAFETY: the GIL is held, and `object` is a live one of our type, which is the function's contract.
     unsafe {
         (*this).phase = Phase::Finished;
         drop_fields(object);
@@ -283,7 +286,8 @@ unsafe fn finish(object: *mut ffi::PyObject) {
 /// Called with the GIL for an object of our type that is not running.
 unsafe fn drop_fields(object: *mut ffi::PyObject) {
     let this = object.cast::<Exchange>();
-    // SAFETY: as the function asks. Each field is emptied before its reference is dropped.
+    // SAFETY: the GIL is held, and `object` is one of our type that is not running, which is the function's contract.
+    // Each field is emptied before its reference is dropped.
     unsafe {
         ffi::Py_XDECREF(std::mem::replace(&mut (*this).future, ptr::null_mut()));
         ffi::Py_XDECREF(std::mem::replace(&mut (*this).message, ptr::null_mut()));

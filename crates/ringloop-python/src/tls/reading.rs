@@ -138,7 +138,8 @@ impl Engine {
         memory: *mut u8,
         len: usize,
     ) -> PyResult<Found<usize>> {
-        // SAFETY: as this function asks; `_SSLSocket.read` is done with its buffer when it returns.
+        // SAFETY: `memory` is valid for writing `len` bytes, which is the function's contract; `_SSLSocket.read` is
+        // done with its buffer when it returns.
         let result = unsafe {
             Window::on_memory(py, memory, len, |window| {
                 self.read.bind(py).call1((New(len), window))

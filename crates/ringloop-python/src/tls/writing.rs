@@ -303,7 +303,7 @@ unsafe extern "C" fn writelines_slot(
     transport: *mut ffi::PyObject,
     list_of_data: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject {
-    // SAFETY: as above.
+    // SAFETY: the interpreter calls it as it calls methods with one argument.
     unsafe { call(transport, list_of_data, writelines) }
 }
 
