@@ -98,7 +98,8 @@ static ALLOCATOR: WithReserve = WithReserve;
 unsafe impl GlobalAlloc for WithReserve {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: as the caller promises.
+        // SAFETY: the size of the layout is not zero, which is the contract of `alloc` and all that the system's asks
+        // for.
         let pointer = unsafe { System.alloc(layout) };
         if pointer.is_null() {
             return RESERVE.allocate(layout);
@@ -111,13 +112,15 @@ unsafe impl GlobalAlloc for WithReserve {
         if RESERVE.contains(pointer) {
             return RESERVE.free();
         }
-        // SAFETY: as the caller promises; the piece is the system's.
+        // SAFETY: the piece is the system's, as it is not in the reserve, and has this layout, which is the contract of
+        // `dealloc`.
         unsafe { System.dealloc(pointer, layout) }
     }
 
     #[inline]
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: as the caller promises.
+        // SAFETY: the size of the layout is not zero, which is the contract of `alloc_zeroed` and all that the system's
+        // asks for.
         let mut pointer = unsafe { System.alloc_zeroed(layout) };
         if pointer.is_null() {
             pointer = RESERVE.allocate(layout);
@@ -132,7 +135,8 @@ unsafe impl GlobalAlloc for WithReserve {
     #[inline]
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         if !RESERVE.contains(pointer) {
-            // SAFETY: as the caller promises; the piece is the system's.
+            // SAFETY: the piece is the system's, as it is not in the reserve. It has this layout, and `size` is valid
+            // for it, which is the contract of `realloc`.
             let moved = unsafe { System.realloc(pointer, layout, size) };
             if !moved.is_null() {
                 return moved;
