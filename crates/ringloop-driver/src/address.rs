@@ -134,7 +134,7 @@ impl From<SocketAddr> for SocketAddress {
                 result.length = size_of::<libc::sockaddr_in>() as libc::socklen_t;
             }
             IpAddr::V6(ip) => {
-                // SAFETY: as above.
+                // SAFETY: the storage is large and aligned enough for every kind of address, and zeroed.
                 let target =
                     unsafe { &mut *(&raw mut result.storage).cast::<libc::sockaddr_in6>() };
                 target.sin6_family = libc::AF_INET6 as libc::sa_family_t;

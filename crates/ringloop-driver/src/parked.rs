@@ -72,8 +72,8 @@ impl Parked {
 
     /// The user's part, to release its file.
     fn op_in_flight(&mut self) -> &mut Op {
-        // SAFETY: as above; also while the kernel may write, because it writes to what `op` points to and to its neighbours,
-        // but not to `op` itself.
+        // SAFETY: the pointer came from a Box that this Parked owns. The kernel may write meanwhile to what `op` points
+        // to and to its neighbours, but not to `op` itself.
         unsafe { &mut (*self.0.as_ptr()).op }
     }
 
