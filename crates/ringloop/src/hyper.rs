@@ -367,7 +367,8 @@ struct Bound<T: 'static> {
 // the thread that the value was made in; other threads touch nothing but `owner` and `home`, and `drop` moves it there as a
 // `Stray`.
 unsafe impl<T> Send for Bound<T> {}
-// SAFETY: as above.
+// SAFETY: a shared reference gives the value through `get` alone, which makes sure that it runs in the thread that the
+// value was made in.
 unsafe impl<T> Sync for Bound<T> {}
 
 impl<T> Bound<T> {

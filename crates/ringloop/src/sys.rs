@@ -238,7 +238,8 @@ unsafe fn exchange_action(
     signal: i32,
     action: Option<&libc::sigaction>,
 ) -> io::Result<libc::sigaction> {
-    // SAFETY: all zeroes are valid, see `restore_default`. Not every C library writes the whole structure.
+    // SAFETY: a sigaction consists of numbers and an optional function, for which all zeroes are valid. Not every C
+    // library writes the whole structure.
     let mut former: libc::sigaction = unsafe { mem::zeroed() };
     let action = action.map_or(ptr::null(), ptr::from_ref);
     // SAFETY: `action` is null or valid for reads, and `former` is valid for writes; both outlive the call. What the

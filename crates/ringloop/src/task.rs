@@ -190,7 +190,8 @@ struct Task<F: Future, S> {
 // whoever drops the last reference drops no future (`Task::drop` makes sure of it). A value in `outcome` that is not Send
 // leaves the owner's thread only with a JoinHandle, which is Send only if the value is.
 unsafe impl<F: Future, S: Schedule> Send for Task<F, S> {}
-// SAFETY: as above.
+// SAFETY: a shared reference gives other threads `state`, `owner` and `outcome`, which are synchronised. `stage` is
+// touched by `run` and `end` alone, whose callers are in the owner's thread.
 unsafe impl<F: Future, S: Schedule> Sync for Task<F, S> {}
 
 impl<F: Future, S> Drop for Task<F, S> {
@@ -470,12 +471,13 @@ pub(crate) fn new<F: Future + 'static, S: Schedule>(
 /// This is safe because only a runtime's own queue returns tasks, and a runtime does not leave its thread. `Runnable`s
 /// reach other threads only as wakers and messages, which cannot run them.
 fn run(task: Runnable) -> bool {
-    // SAFETY: see above; a runtime polls one task at a time.
+    // SAFETY: only the queue of the task's runtime gives a `Runnable` to this function, in the runtime's own thread,
+    // and a runtime polls one task at a time.
     unsafe { task.run() }
 }
 
 /// Ends a task; see [`run`] for why this is safe.
 pub(crate) fn end(task: &Runnable) {
-    // SAFETY: as in `run`; a runtime that ends polls no task.
+    // SAFETY: only the task's runtime calls this, in its own thread, and a runtime that ends polls no task.
     unsafe { task.end() }
 }
