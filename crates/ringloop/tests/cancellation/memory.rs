@@ -116,7 +116,8 @@ pub(crate) fn check() {
         let back =
             place.compare_exchange(ptr::null_mut(), start, Ordering::AcqRel, Ordering::Relaxed);
         if back.is_err() && !start.is_null() {
-            // SAFETY: as above; its place has been taken.
+            // SAFETY: `dealloc` put it there, with the layout `WHOLE`. It is nobody else's now, as its place has been
+            // taken.
             unsafe { System.dealloc(start, WHOLE) };
         }
     }
@@ -139,7 +140,7 @@ fn the_allocator_sees_what_it_is_there_for() {
     // SAFETY: the memory is kept, and only looked at by `check`.
     unsafe { start.add(5).write_volatile(1) };
     assert!(std::panic::catch_unwind(check).is_err());
-    // SAFETY: as above.
+    // SAFETY: the memory is kept, and only looked at by `check`.
     unsafe { start.add(5).write_volatile(FREED_BYTE) };
     FREED_IS_HURT.store(false, Ordering::Relaxed);
     check();
