@@ -306,7 +306,7 @@ pub(crate) unsafe fn connect(
     address: *const libc::sockaddr,
     length: libc::socklen_t,
 ) -> io::Result<()> {
-    // SAFETY: the caller's promise.
+    // SAFETY: `address` points to `length` readable bytes, which is the function's contract.
     check(unsafe { libc::connect(fd, address, length) }).map(drop)
 }
 
@@ -350,7 +350,7 @@ pub(crate) unsafe fn receive_message(
     message: *mut libc::msghdr,
     flags: libc::c_int,
 ) -> io::Result<usize> {
-    // SAFETY: the caller's promise.
+    // SAFETY: `message` and all that it points to are valid and writable, which is the function's contract.
     check_size(unsafe { libc::recvmsg(fd, message, flags) })
 }
 
@@ -363,7 +363,7 @@ pub(crate) unsafe fn send_message(
     message: *const libc::msghdr,
     flags: libc::c_int,
 ) -> io::Result<usize> {
-    // SAFETY: the caller's promise.
+    // SAFETY: `message` and all that it points to are valid and readable, which is the function's contract.
     check_size(unsafe { libc::sendmsg(fd, message, flags) })
 }
 
@@ -443,8 +443,8 @@ unsafe fn transfer_at_once(
         iov_len: length,
     };
     let offset = offset.map_or(-1, |offset| offset as libc::off64_t);
-    // SAFETY: the vector lives until the call returns; the caller answers for the buffer. The offset comes in two
-    // halves, of which 64-bit kernels use only the first.
+    // SAFETY: the vector lives until the call returns. The buffer is valid for `length` bytes, which is the function's
+    // contract. The offset comes in two halves, of which 64-bit kernels use only the first.
     let transferred = unsafe {
         libc::syscall(
             call,
