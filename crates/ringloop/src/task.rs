@@ -191,7 +191,8 @@ struct Task<F: Future, S> {
 // leaves the owner's thread only with a JoinHandle, which is Send only if the value is.
 unsafe impl<F: Future, S: Schedule> Send for Task<F, S> {}
 // SAFETY: a shared reference gives other threads `state`, `owner` and `outcome`, which are synchronised. `stage` is
-// touched by `run` and `end` alone, whose callers are in the owner's thread.
+// touched by `run` and `end` alone: in the owner's thread, or in the one thread that has a task that no runtime has
+// adopted.
 unsafe impl<F: Future, S: Schedule> Sync for Task<F, S> {}
 
 impl<F: Future, S> Drop for Task<F, S> {
@@ -260,7 +261,8 @@ impl<F: Future + 'static, S: Schedule> Run for Task<F, S> {
         match self.state.begin() {
             Begin::Over => return false,
             Begin::Abort => {
-                // SAFETY: upheld by the caller.
+                // SAFETY: the caller is in the thread of the task's runtime and does not poll the task, which is the
+                // function's contract.
                 unsafe { self.end() };
                 return true;
             }
@@ -285,13 +287,14 @@ impl<F: Future + 'static, S: Schedule> Run for Task<F, S> {
                 reason: Reason::panicked(payload),
             }),
         };
-        // SAFETY: upheld by the caller; the poll has ended.
+        // SAFETY: the caller is in the thread of the task's runtime, which is the function's contract, and the poll has
+        // ended.
         unsafe { task.finish(result) };
         true
     }
 
     unsafe fn end(&self) {
-        // SAFETY: upheld by the caller.
+        // SAFETY: nobody polls the task, and this thread may drop its future, which is the function's contract.
         unsafe {
             self.finish(Err(JoinError {
                 reason: Reason::Cancelled,
@@ -478,6 +481,8 @@ fn run(task: Runnable) -> bool {
 
 /// Ends a task; see [`run`] for why this is safe.
 pub(crate) fn end(task: &Runnable) {
-    // SAFETY: only the task's runtime calls this, in its own thread, and a runtime that ends polls no task.
+    // SAFETY: the task's runtime calls this in its own thread, and one that ends polls no task. Or no runtime has
+    // adopted the task: then nobody polls it, and its future, which was never polled, holds only what any thread may
+    // drop.
     unsafe { task.end() }
 }
