@@ -149,7 +149,8 @@ unsafe impl BufMut for Room {
         let index = self.current().expect("room");
         let filled = self.pieces[index].len() + count;
         assert!(filled <= self.sizes[index], "more than there was room for");
-        // SAFETY: the caller's: `count` bytes were written.
+        // SAFETY: the first `count` bytes of the room were written, which is the function's contract, and they fit, as
+        // was checked.
         unsafe { self.pieces[index].set_len(filled) };
     }
 

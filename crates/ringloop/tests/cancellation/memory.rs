@@ -39,7 +39,8 @@ static FREED_BYTES: [u8; WHOLE.size()] = [FREED_BYTE; WHOLE.size()];
 /// # Safety
 /// There must be as many that can be read.
 unsafe fn is(start: *const u8, expected: &[u8]) -> bool {
-    // SAFETY: the caller's. By C's function, since the kernel may have written there unbeknown to the compiler.
+    // SAFETY: as many bytes can be read, which is the function's contract. By C's function, since the kernel may have
+    // written there unbeknown to the compiler.
     unsafe { libc::memcmp(start.cast(), expected.as_ptr().cast(), expected.len()) == 0 }
 }
 
@@ -48,7 +49,7 @@ unsafe fn is(start: *const u8, expected: &[u8]) -> bool {
 unsafe impl GlobalAlloc for Watching {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if layout.size() != MARKED || layout.align() > 16 {
-            // SAFETY: the caller's.
+            // SAFETY: the layout has a size, which is the function's contract.
             return unsafe { System.alloc(layout) };
         }
         // SAFETY: the layout has a size; all writes lie inside of it.
@@ -65,7 +66,7 @@ unsafe impl GlobalAlloc for Watching {
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         if layout.size() != MARKED || layout.align() > 16 {
-            // SAFETY: the caller's.
+            // SAFETY: the block is the system's and has this layout, which is the function's contract.
             return unsafe { System.dealloc(pointer, layout) };
         }
         // SAFETY: this was allocated above, so that the guards are there; nobody uses it any more.
