@@ -114,8 +114,8 @@ impl Received {
     /// The same, to be changed in place.
     pub(crate) fn bytes_mut(&mut self, count: usize) -> &mut [u8] {
         debug_assert!(count <= Self::CAPACITY);
-        // SAFETY: within the object; a receive has written the first `count` bytes, and nobody else refers to it (`&mut
-        // self`, not handed out).
+        // SAFETY: within the object; a receive has written the first `count` bytes. Nobody else refers to it, as `self`
+        // is borrowed mutably and not handed out.
         unsafe { std::slice::from_raw_parts_mut(self.memory(), count) }
     }
 

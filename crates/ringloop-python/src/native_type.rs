@@ -391,8 +391,9 @@ impl EndOfLife {
     /// Called by the interpreter, with the GIL, for an object of one of our types whose count fell to zero.
     #[inline]
     pub(crate) unsafe fn begin(object: *mut ffi::PyObject) -> Option<Self> {
-        // SAFETY: the GIL is held, and `object` is one of our types' with a `Head`, whose count fell to zero; that is
-        // the function's contract. The GIL guards `ENDING`: whoever set it clears it, whichever threads run meanwhile.
+        // SAFETY: the GIL is held, and `object` is of one of our types, which begin with a `Head`, and its count fell
+        // to zero; that is the function's contract. The GIL guards `ENDING`: whoever set it clears it, whichever
+        // threads run meanwhile.
         unsafe {
             ffi::PyObject_GC_UnTrack(object.cast());
             if !(*object.cast::<Head>()).weak_references.is_null() {

@@ -240,8 +240,8 @@ fn resume(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
 
 /// Makes the future that the task waits for, and watches the socket.
 fn begin_waiting(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Bound<'_, PyAny>> {
-    // SAFETY: the GIL is held (`py`), and `object` is a live object of our type, as every caller passes it. Cloning
-    // references runs no Python code.
+    // SAFETY: the GIL is held (`py`), and `object` is a live one of our type: only its slots and methods lead here.
+    // Cloning references runs no Python code.
     let (event_loop, sock, fd, kind) = unsafe {
         let operation = operation(object);
         (
@@ -254,8 +254,8 @@ fn begin_waiting(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Bound<'
     watching::ensure_no_transport(&event_loop, sock.bind(py), fd)?;
     // As under asyncio, what is being sent can't be resized meanwhile.
     let argument = if kind == Kind::SendAll {
-        // SAFETY: the GIL is held (`py`), and `object` is a live object of our type, as every caller passes it. Cloning
-        // a reference runs no Python code.
+        // SAFETY: the GIL is held (`py`), and `object` is a live one of our type: only its slots and methods lead here.
+        // Cloning a reference runs no Python code.
         let data = unsafe { operation(object).argument.clone_ref(py) };
         Some(PyMemoryView::from(data.bind(py))?.into_any())
     } else {
@@ -270,9 +270,9 @@ fn begin_waiting(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Bound<'
     let handle = scheduling::handle_in_table(&event_loop, &call)?;
     watching::insert(&event_loop, fd, &handle, kind.is_sending(), Mode::OneShot)?;
     let previous = {
-        // SAFETY: the GIL is held (`py`), and `object` is a live object of our type, as every caller passes it. The
-        // fields were None before, and the former argument is dropped below: no Python code runs while the reference is
-        // used.
+        // SAFETY: the GIL is held (`py`), and `object` is a live one of our type: only its slots and methods lead here.
+        // The fields were None before, and the former argument is dropped below: no Python code runs while the
+        // reference is used.
         let operation = unsafe { operation(object) };
         operation.future = Some(future.clone().unbind());
         operation.handle = Some(handle.unbind());
@@ -287,8 +287,8 @@ fn begin_waiting(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Bound<'
 /// The socket is ready: tries again, and wakes the task if that settled it.
 fn on_ready(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     let future = {
-        // SAFETY: the GIL is held (`py`), and `object` is a live object of our type, as every caller passes it. Cloning
-        // a reference runs no Python code.
+        // SAFETY: the GIL is held (`py`), and `object` is a live one of our type: only its slots and methods lead here.
+        // Cloning a reference runs no Python code.
         let operation = unsafe { operation(object) };
         match (&operation.phase, &operation.future) {
             (Phase::Waiting, Some(future)) => future.clone_ref(py).into_bound(py),
@@ -314,8 +314,8 @@ fn on_ready(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     // This fails only if the loop is gone, and the watch with it.
     drop(stop_watching(py, object));
     let outcome = outcome.map_err(|error| error.into_value(py));
-    // SAFETY: the GIL is held (`py`), and `object` is a live object of our type, as every caller passes it. The former
-    // outcome is dropped below, when the reference is gone.
+    // SAFETY: the GIL is held (`py`), and `object` is a live one of our type: only its slots and methods lead here. The
+    // former outcome is dropped below, when the reference is gone.
     let previous = unsafe { operation(object).outcome.replace(outcome) };
     drop(previous);
     future
@@ -325,8 +325,8 @@ fn on_ready(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
 
 /// Watches on after a look that found the socket not ready.
 fn watch_again(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
-    // SAFETY: the GIL is held (`py`), and `object` is a live object of our type, as every caller passes it. Cloning
-    // references runs no Python code.
+    // SAFETY: the GIL is held (`py`), and `object` is a live one of our type: only its slots and methods lead here.
+    // Cloning references runs no Python code.
     let (event_loop, handle, fd, kind) = unsafe {
         let operation = operation(object);
         (
@@ -350,8 +350,8 @@ fn watch_again(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
 
 /// Takes the watch back, if it is still ours.
 fn stop_watching(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
-    // SAFETY: the GIL is held (`py`), and `object` is a live object of our type, as every caller passes it. Cloning and
-    // taking references runs no Python code.
+    // SAFETY: the GIL is held (`py`), and `object` is a live one of our type: only its slots and methods lead here.
+    // Cloning and taking references runs no Python code.
     let (event_loop, handle, fd, kind) = unsafe {
         let operation = operation(object);
         (
@@ -372,8 +372,8 @@ fn finish(py: Python<'_>, object: *mut ffi::PyObject) {
         // Only where the loop was closed or is waiting in another thread; there is no watch to take back then.
         drop(error);
     }
-    // SAFETY: the GIL is held (`py`), and `object` is a live object of our type, as every caller passes it. What is
-    // taken out is dropped below, when the reference is gone.
+    // SAFETY: the GIL is held (`py`), and `object` is a live one of our type: only its slots and methods lead here.
+    // What is taken out is dropped below, when the reference is gone.
     let dropped = unsafe {
         let operation = operation(object);
         operation.phase = Phase::Finished;

@@ -316,8 +316,7 @@ pub(crate) fn want_other(waiter: &Bound<'_, PyAny>) {
 /// How many bytes the read that waits takes at most, whatever they are; 0 if that depends on them.
 pub(crate) fn room(waiter: &Bound<'_, PyAny>) -> usize {
     let this = fields(waiter);
-    // SAFETY: the GIL is held, and the fields are those of a waiter: `fields` asks its caller for that. No Python code
-    // runs here.
+    // SAFETY: the GIL is held, and the object is a waiter: the caller has asked `is_one`. No Python code runs here.
     unsafe {
         match (*this).wanted {
             Wanted::UpTo(count) if (*this).state == State::Pending && (*this).is_listed => {
@@ -337,8 +336,8 @@ pub(crate) fn wake_with(
     object: Option<&Bound<'_, PyBytes>>,
 ) -> PyResult<bool> {
     let this = fields(waiter);
-    // SAFETY: the GIL is held, and the fields are those of a waiter: `fields` asks its caller for that. The raw pointer
-    // is no reference, so that making the object may run other code.
+    // SAFETY: the GIL is held, and the object is a waiter: all callers have asked `is_one`. A raw pointer is no
+    // reference, so that making the object may run other code.
     unsafe {
         let limit = (*this).limit as usize;
         if (*this).state != State::Pending

@@ -559,8 +559,8 @@ unsafe fn transfer(
     offset: i64,
     flags: i32,
 ) -> isize {
-    // SAFETY: the caller answers for the buffer. The offset comes in two halves, of which 64-bit kernels use only the
-    // first.
+    // SAFETY: the buffer is valid for as many bytes as it says, which is the function's contract. The offset comes in
+    // two halves, of which 64-bit kernels use only the first.
     let transferred = unsafe {
         libc::syscall(
             call,

@@ -19,8 +19,8 @@ use crate::support;
 
 /// Tries the system call; None if the socket isn't ready.
 pub(super) fn attempt(py: Python<'_>, object: *mut ffi::PyObject) -> Option<PyResult<Py<PyAny>>> {
-    // SAFETY: the GIL is held (`py`), and `object` is a live object of our type, as every caller passes it. Cloning
-    // references runs no Python code.
+    // SAFETY: the GIL is held (`py`), and `object` is a live one of our type: only its slots and methods lead here.
+    // Cloning references runs no Python code.
     let (event_loop, sock, argument, kind, known_fd, sent, is_ready) = unsafe {
         let operation = operation(object);
         (
@@ -43,8 +43,8 @@ pub(super) fn attempt(py: Python<'_>, object: *mut ffi::PyObject) -> Option<PyRe
     if fd < 0 {
         return Some(said_by_the_socket(sock, kind, &argument));
     }
-    // SAFETY: the GIL is held (`py`), and `object` is a live object of our type, as every caller passes it. Only a
-    // number is written.
+    // SAFETY: the GIL is held (`py`), and `object` is a live one of our type: only its slots and methods lead here.
+    // Only a number is written.
     unsafe { operation(object).fd = fd };
     let would_block = |error: &std::io::Error| {
         matches!(
@@ -88,8 +88,8 @@ pub(super) fn attempt(py: Python<'_>, object: *mut ffi::PyObject) -> Option<PyRe
             match result {
                 Ok((_, true)) => Some(Ok(py.None())),
                 Ok((count, false)) => {
-                    // SAFETY: the GIL is held (`py`), and `object` is a live object of our type, as every caller passes
-                    // it. Only a number is written.
+                    // SAFETY: the GIL is held (`py`), and `object` is a live one of our type: only its slots and
+                    // methods lead here. Only a number is written.
                     unsafe { operation(object).sent += count };
                     None
                 }
@@ -111,13 +111,13 @@ pub(super) fn attempt(py: Python<'_>, object: *mut ffi::PyObject) -> Option<PyRe
         Kind::Connect => or_wait(sock.call_method1(intern!(py, "connect"), (argument,)), py),
         Kind::SendFile => {
             // Taken out, because other threads may run meanwhile.
-            // SAFETY: the GIL is held (`py`), and `object` is a live object of our type, as every caller passes it. The
-            // file is moved out, and no Python code runs.
+            // SAFETY: the GIL is held (`py`), and `object` is a live one of our type: only its slots and methods lead
+            // here. The file is moved out, and no Python code runs.
             let mut file = unsafe { operation(object).file.take()? };
             let progress = file.advance(py, current);
             let sent = file.sent();
-            // SAFETY: the GIL is held (`py`), and `object` is a live object of our type, as every caller passes it. The
-            // file was taken out above, so that nothing is dropped here.
+            // SAFETY: the GIL is held (`py`), and `object` is a live one of our type: only its slots and methods lead
+            // here. The file was taken out above, so that nothing is dropped here.
             unsafe { operation(object).file = Some(file) };
             match progress {
                 Ok(Progress::Blocked | Progress::TurnOver) => None,

@@ -105,7 +105,8 @@ impl Window {
         bytes: &[u8],
         body: impl FnOnce(&Bound<'py, Self>) -> PyResult<R>,
     ) -> PyResult<R> {
-        // SAFETY: the slice outlives the call; the rest is passed on.
+        // SAFETY: the slice can be read until the call is over, and the window is read-only. `body` shows it only to C
+        // functions that are done with it when they return, which is the function's contract.
         unsafe { Self::show(py, bytes.as_ptr().cast_mut(), bytes.len(), true, body) }
     }
 
@@ -119,7 +120,8 @@ impl Window {
         len: usize,
         body: impl FnOnce(&Bound<'py, Self>) -> PyResult<R>,
     ) -> PyResult<R> {
-        // SAFETY: passed on.
+        // SAFETY: `memory` is valid for `len` bytes until `body` returns, and `body` shows the window only to C
+        // functions that are done with it when they return, which is the function's contract.
         unsafe { Self::show(py, memory, len, false, body) }
     }
 }

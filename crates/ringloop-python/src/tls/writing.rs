@@ -295,7 +295,7 @@ unsafe extern "C" fn write_slot(
     transport: *mut ffi::PyObject,
     data: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject {
-    // SAFETY: the interpreter calls it as it calls methods with one argument.
+    // SAFETY: the interpreter calls it as a method with one argument: with two live objects, and the GIL held.
     unsafe { call(transport, data, write) }
 }
 
@@ -303,7 +303,7 @@ unsafe extern "C" fn writelines_slot(
     transport: *mut ffi::PyObject,
     list_of_data: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject {
-    // SAFETY: the interpreter calls it as it calls methods with one argument.
+    // SAFETY: the interpreter calls it as a method with one argument: with two live objects, and the GIL held.
     unsafe { call(transport, list_of_data, writelines) }
 }
 

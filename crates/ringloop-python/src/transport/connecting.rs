@@ -286,8 +286,8 @@ fn outcome(future: &Bound<'_, PyAny>) -> PyResult<()> {
 
 /// Makes the socket, and has the kernel connect it.
 fn begin(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
-    // SAFETY: the GIL is held (`py`), and `object` is a live object of our type, as every caller passes it. Cloning
-    // references runs no Python code.
+    // SAFETY: the GIL is held (`py`), and `object` is a live one of our type: only its slots and methods lead here.
+    // Cloning references runs no Python code.
     let (event_loop, host, port, address) = unsafe {
         let this = content(object);
         (
@@ -298,8 +298,8 @@ fn begin(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
         )
     };
     let sock = socket_object::for_stream(py, address.family())?;
-    // SAFETY: the GIL is held (`py`), and `object` is a live object of our type, as every caller passes it. It had no
-    // socket, so that nothing is dropped here.
+    // SAFETY: the GIL is held (`py`), and `object` is a live one of our type: only its slots and methods lead here. It
+    // had no socket, so that nothing is dropped here.
     unsafe { content(object).sock = Some(sock.clone().unbind()) };
     addresses::audit_connect(&sock, &address, &host, &port)?;
     let fd = socket_object::number(&sock)?;
@@ -321,15 +321,15 @@ fn begin(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
         libc::EINPROGRESS | libc::EALREADY | libc::EINTR => {
             let handle = scheduling::handle_in_table(&event_loop, &call)?;
             watching::insert(&event_loop, fd, &handle, true, Mode::Level)?;
-            // SAFETY: the GIL is held (`py`), and `object` is a live object of our type, as every caller passes it. It
-            // had no watch, so that nothing is dropped here.
+            // SAFETY: the GIL is held (`py`), and `object` is a live one of our type: only its slots and methods lead
+            // here. It had no watch, so that nothing is dropped here.
             unsafe { content(object).watch = Some((handle.unbind(), fd)) };
         }
         code => {
             if !matches!(code, 0 | libc::EISCONN) {
                 let error = failure(&sock, &address, &host, &port, code)?;
-                // SAFETY: the GIL is held (`py`), and `object` is a live object of our type, as every caller passes it.
-                // It had no failure, so that nothing is dropped here.
+                // SAFETY: the GIL is held (`py`), and `object` is a live one of our type: only its slots and methods
+                // lead here. It had no failure, so that nothing is dropped here.
                 unsafe { content(object).failure = Some(error) };
             }
             // asyncio waits for the kernel's report even if the outcome is known. Meanwhile a server of this loop accepts,
@@ -353,8 +353,8 @@ fn begin(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
 
 /// After a wait: makes the transport, or returns it.
 fn go_on(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
-    // SAFETY: the GIL is held (`py`), and `object` is a live object of our type, as every caller passes it. Cloning and
-    // taking references runs no Python code.
+    // SAFETY: the GIL is held (`py`), and `object` is a live one of our type: only its slots and methods lead here.
+    // Cloning and taking references runs no Python code.
     let (failure, pair) = unsafe {
         let this = content(object);
         let pair = this.made.as_ref().map(|made| {
@@ -374,8 +374,8 @@ fn go_on(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
 /// Makes the protocol and the transport, whose beginning the task waits for.
 fn begin_transport(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
     static TRANSPORT: PyOnceLock<Py<PyType>> = PyOnceLock::new();
-    // SAFETY: the GIL is held (`py`), and `object` is a live object of our type, as every caller passes it. Cloning
-    // references runs no Python code.
+    // SAFETY: the GIL is held (`py`), and `object` is a live one of our type: only its slots and methods lead here.
+    // Cloning references runs no Python code.
     let (event_loop, factory, sock, this) = unsafe {
         let this = content(object);
         (
@@ -403,8 +403,8 @@ fn begin_transport(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<
     readiness::begin(&transport, is_plain)?;
     let callback = callback(py, object, is_plain)?;
     readiness::call_soon(&transport, &event_loop, is_plain, &callback, &[])?;
-    // SAFETY: the GIL is held (`py`), and `object` is a live object of our type, as every caller passes it. Nothing was
-    // made before, so that nothing is dropped here.
+    // SAFETY: the GIL is held (`py`), and `object` is a live one of our type: only its slots and methods lead here.
+    // Nothing was made before, so that nothing is dropped here.
     unsafe {
         content(object).made = Some(Made {
             transport: transport.into_any().unbind(),
@@ -442,8 +442,8 @@ fn new_future<'py>(event_loop: &Bound<'py, Loop>) -> PyResult<Bound<'py, PyAny>>
 /// The wait is over, unless the task was cancelled: the outcome of connecting is known, the socket is writable, or the
 /// transport has begun.
 fn on_called(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
-    // SAFETY: the GIL is held (`py`), and `object` is a live object of our type, as every caller passes it. Cloning
-    // references runs no Python code.
+    // SAFETY: the GIL is held (`py`), and `object` is a live one of our type: only its slots and methods lead here.
+    // Cloning references runs no Python code.
     let (phase, future, watched) = unsafe {
         let this = content(object);
         (
@@ -466,8 +466,8 @@ fn on_called(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
             Ok(false) => return Ok(()),
             Err(error) => {
                 let error = error.into_value(py);
-                // SAFETY: the GIL is held (`py`), and `object` is a live object of our type, as every caller passes it.
-                // One that was watched had no failure yet, so that nothing is dropped here.
+                // SAFETY: the GIL is held (`py`), and `object` is a live one of our type: only its slots and methods
+                // lead here. One that was watched had no failure yet, so that nothing is dropped here.
                 unsafe { content(object).failure = Some(error) };
             }
         }
@@ -485,8 +485,8 @@ fn on_called(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
 
 /// Finds out how connecting has ended, from the socket that has become writable. False if it has not.
 fn end_connecting(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<bool> {
-    // SAFETY: the GIL is held (`py`), and `object` is a live object of our type, as every caller passes it. Cloning
-    // references runs no Python code.
+    // SAFETY: the GIL is held (`py`), and `object` is a live one of our type: only its slots and methods lead here.
+    // Cloning references runs no Python code.
     let (sock, host, port, address) = unsafe {
         let this = content(object);
         let Some(sock) = this.sock.clone_ref_opt(py) else {
@@ -531,8 +531,8 @@ fn failure(
 
 /// Takes the watch back, if it is still ours.
 fn stop_watching(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
-    // SAFETY: the GIL is held (`py`), and `object` is a live object of our type, as every caller passes it. Cloning and
-    // taking references runs no Python code.
+    // SAFETY: the GIL is held (`py`), and `object` is a live one of our type: only its slots and methods lead here.
+    // Cloning and taking references runs no Python code.
     let (event_loop, watch) = unsafe {
         let this = content(object);
         (this.event_loop.clone_ref(py), this.watch.take())
