@@ -65,7 +65,7 @@ pub(super) unsafe fn hide(context: *mut ffi::PyObject) {
 /// Whether a context is hidden. Nobody but `hide` makes the collector forget a context.
 #[inline]
 unsafe fn is_hidden(context: *mut ffi::PyObject) -> bool {
-    // SAFETY: the caller's object is alive, and the GIL is held.
+    // SAFETY: the GIL is held, and `context` is alive, which is the contract of those who call this.
     unsafe { ffi::PyContext_CheckExact(context) != 0 && ffi::PyObject_GC_IsTracked(context) == 0 }
 }
 

@@ -238,8 +238,8 @@ fn has_usual_sockets(py: Python<'_>) -> PyResult<bool> {
 
 /// Takes the next step.
 fn step(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
-    // SAFETY: called with the GIL for a live object of our type, here and below; no reference to its content is held
-    // while Python code runs.
+    // SAFETY: called with the GIL for a live object of our type; no reference to its content is held while Python code
+    // runs.
     let (phase, future) = unsafe {
         let this = content(object);
         this.phase.check(py)?;
