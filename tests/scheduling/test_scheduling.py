@@ -984,3 +984,12 @@ def test_more_wakeups_than_a_pipe_has_room_for_lose_no_callback(loop):
     BackgroundThread(lambda: [loop.call_soon_threadsafe(bump) for _ in range(amount)]).result()
     run_turns(loop, 2)
     assert count == amount
+
+
+@pytest.mark.parametrize(
+    "name", ["call_soon", "call_soon_threadsafe", "call_later", "call_at", "add_reader", "add_writer", "create_task"]
+)
+def test_a_call_from_c_without_arguments_is_a_type_error(loop, name):
+    """CPython gives native methods no array then, but null."""
+    with pytest.raises(TypeError, match="missing"):
+        next(iter(getattr(loop, name), None))

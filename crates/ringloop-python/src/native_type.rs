@@ -198,6 +198,22 @@ pub(crate) fn add_method(class: &Bound<'_, PyType>, definition: ffi::PyMethodDef
     }
 }
 
+/// The arguments of a vectorcall. CPython passes null where there are none, which no slice may begin with.
+///
+/// # Safety
+/// `arguments` is null or holds `count` objects, which live for `'a`.
+#[inline]
+pub(crate) unsafe fn arguments_of<'a>(
+    arguments: *const *mut ffi::PyObject,
+    count: ffi::Py_ssize_t,
+) -> &'a [*mut ffi::PyObject] {
+    if count == 0 {
+        return &[];
+    }
+    // SAFETY: there are `count` live objects, which is the function's contract.
+    unsafe { std::slice::from_raw_parts(arguments, count as usize) }
+}
+
 /// Calls the method that one of ours has replaced, with the arguments that ours was given.
 ///
 /// # Safety
@@ -217,11 +233,7 @@ pub(crate) unsafe fn call_replaced<'py>(
         } else {
             ffi::PyTuple_GET_SIZE(names)
         };
-        let given: &[*mut ffi::PyObject] = if positional + keywords == 0 {
-            &[]
-        } else {
-            std::slice::from_raw_parts(arguments, (positional + keywords) as usize)
-        };
+        let given = arguments_of(arguments, positional + keywords);
         let all: Vec<_> = std::iter::once(object)
             .chain(given.iter().copied())
             .collect();

@@ -735,6 +735,8 @@ fn step(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
     // SAFETY: called with the GIL for a live object of our type.
     unsafe {
         (*this).phase.check(py)?;
+        // From here on: a future of the user's runs Python code below, which may come back to this call.
+        (*this).phase = Phase::Running;
         let mut bytes = None;
         let waited = match Bound::from_borrowed_ptr_or_opt(py, (*this).future) {
             // A task throws the future's exception; others only resume.
@@ -745,13 +747,13 @@ fn step(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
                 }
                 outcome
             }
-            Some(future) if support::ask(&future, intern!(py, "done"))? => {
-                future.call_method0(intern!(py, "result")).map(drop)
-            }
-            Some(_) => Err(coroutine::not_awaited(py)),
+            Some(future) => match support::ask(&future, intern!(py, "done")) {
+                Ok(true) => future.call_method0(intern!(py, "result")).map(drop),
+                Ok(false) => Err(coroutine::not_awaited(py)),
+                Err(error) => Err(error),
+            },
             None => Ok(()),
         };
-        (*this).phase = Phase::Running;
         let result = match (end_wait(py, this), bytes) {
             (Ok(()), Some(bytes)) => {
                 let stream = Bound::from_borrowed_ptr(py, (*this).stream);
@@ -889,15 +891,14 @@ fn close(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     // SAFETY: called with the GIL for a live object of our type that is not running.
     unsafe {
         let inner = Bound::from_borrowed_ptr_or_opt(py, (*this).inner);
-        let ended = match (*this).phase {
+        // Both run Python code, which may come back to this call.
+        let phase = std::mem::replace(&mut (*this).phase, Phase::Running);
+        let ended = match phase {
             Phase::Waiting => end_wait(py, this),
             _ => Ok(()),
         };
         let closed = match inner {
-            Some(inner) => {
-                (*this).phase = Phase::Running;
-                inner.call_method0(intern!(py, "close")).map(drop)
-            }
+            Some(inner) => inner.call_method0(intern!(py, "close")).map(drop),
             None => Ok(()),
         };
         finish(object);

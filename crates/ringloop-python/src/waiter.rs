@@ -800,12 +800,11 @@ unsafe fn members<'a>(object: *mut ffi::PyObject) -> [&'a mut *mut ffi::PyObject
 /// Called with the GIL for an object of our type.
 unsafe fn empty(object: *mut ffi::PyObject) {
     // SAFETY: `object` is one of our type and the GIL is held, which is the function's contract. Each field owns its
-    // reference, and is emptied before that is dropped.
+    // reference. All are emptied before the first is dropped, which may run Python code that looks at the waiter.
     unsafe {
-        for member in members(object) {
-            if !member.is_null() {
-                ffi::Py_DECREF(std::mem::replace(member, ptr::null_mut()));
-            }
+        let old = members(object).map(|member| std::mem::replace(member, ptr::null_mut()));
+        for object in old {
+            ffi::Py_XDECREF(object);
         }
     }
 }

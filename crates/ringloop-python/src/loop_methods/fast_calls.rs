@@ -13,6 +13,7 @@ use pyo3::types::{PyTuple, PyType};
 use crate::event_loop::Loop;
 use crate::handle::{Call, Deadline};
 use crate::names::intern;
+use crate::native_type::arguments_of;
 use crate::objects::{self, New};
 use crate::scheduling::{schedule_at, schedule_soon, schedule_threadsafe, seconds_now};
 use crate::support::{self, guard, guard_scheduling};
@@ -62,8 +63,8 @@ unsafe fn parse<'a>(
     names: *mut ffi::PyObject,
     py: Python<'_>,
 ) -> PyResult<Parsed<'a>> {
-    // SAFETY: as the function asks.
-    let given = unsafe { std::slice::from_raw_parts(arguments, positional as usize) };
+    // SAFETY: there are `positional` live objects, which is the function's contract, or none.
+    let given = unsafe { arguments_of(arguments, positional) };
     let mut before = ptr::null_mut();
     let mut callback = ptr::null_mut();
     let mut context = ptr::null_mut();
@@ -280,7 +281,8 @@ unsafe extern "C" fn create_task(
     names: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject {
     guard(|py| {
-        // SAFETY: as in `call_soon`; the arguments are as the interpreter lays them out.
+        // SAFETY: called by the interpreter through a method descriptor of `Loop`, with `positional` live arguments and
+        // one for each of `names`, which is null or a tuple.
         let (this, arguments, names) = unsafe {
             let keywords = if names.is_null() {
                 0
@@ -289,7 +291,7 @@ unsafe extern "C" fn create_task(
             };
             (
                 Bound::from_borrowed_ptr(py, this),
-                std::slice::from_raw_parts(arguments, (positional + keywords) as usize),
+                arguments_of(arguments, positional + keywords),
                 Bound::from_borrowed_ptr_or_opt(py, names)
                     .map(|names| names.cast_into_unchecked::<PyTuple>()),
             )
