@@ -66,6 +66,38 @@ def test_awaiting_receive(arm, loop, way):
     assert within_request(arm, loop, body, SIZED) == MESSAGE
 
 
+@pytest.mark.exact
+@pytest.mark.parametrize("back", ["close", "send"])
+def test_a_future_that_comes_back_to_receive_finds_it_running(arm, loop, back):
+    """It could end the call in the middle of a step, which then had no request."""
+    found, armed = [], []
+
+    class Future(asyncio.Future):
+        def done(self):
+            if armed:
+                call = armed.pop()
+                with pytest.raises(ValueError, match="already executing"):
+                    getattr(call, back)(*([None] if back == "send" else []))
+                found.append(back)
+            return super().done()
+
+    async def body(receive, send):
+        await receive()
+        base = type(loop)
+        loop.__class__ = type("Derived", (base,), {"create_future": lambda self: Future(loop=self)})
+        call = receive()
+        future = call.send(None)
+        loop.__class__ = base
+        assert type(future) is Future
+        future.set_result(None)
+        armed.append(call)
+        call.send(None)
+        call.close()
+        return found
+
+    assert within_request(arm, loop, body) == [back]
+
+
 def test_groups_of_receive_and_send(arm, loop):
     async def body(receive, send):
         first, second = await asyncio.gather(receive(), asyncio.sleep(0))

@@ -168,12 +168,19 @@ fn step(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
     // SAFETY: called with the GIL for a live object of our type. What a field held is dropped when all is consistent.
     unsafe {
         (*this).phase.check(py)?;
-        if let Some(future) = Bound::from_borrowed_ptr_or_opt(py, (*this).future)
-            && !support::ask(&future, intern!(py, "done"))?
-        {
-            return Err(coroutine::awaited_already(py));
+        // From here on: a future of the user's runs Python code, which may come back to this call.
+        let phase = std::mem::replace(&mut (*this).phase, Phase::Running);
+        if let Some(future) = Bound::from_borrowed_ptr_or_opt(py, (*this).future) {
+            let refusal = match support::ask(&future, intern!(py, "done")) {
+                Ok(true) => None,
+                Ok(false) => Some(coroutine::awaited_already(py)),
+                Err(error) => Some(error),
+            };
+            if let Some(error) = refusal {
+                (*this).phase = phase;
+                return Err(error);
+            }
         }
-        (*this).phase = Phase::Running;
         if let Some(inner) = inner(py, object) {
             return after_inner(object, coroutine::resume(&inner));
         }
