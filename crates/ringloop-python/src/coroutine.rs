@@ -50,6 +50,14 @@ impl Phase {
         }
     }
 
+    /// Begins a step, if it is possible, and returns the phase before. Nothing of a step may run Python code before this:
+    /// it could come back to the coroutine.
+    #[inline]
+    pub(crate) fn begin(&mut self, py: Python<'_>) -> PyResult<Self> {
+        self.check(py)?;
+        Ok(std::mem::replace(self, Self::Running))
+    }
+
     /// Refuses to touch a coroutine in the middle of its own step.
     pub(crate) fn check_not_running(self, py: Python<'_>) -> PyResult<()> {
         match self {

@@ -198,26 +198,35 @@ pub(crate) fn add_method(class: &Bound<'_, PyType>, definition: ffi::PyMethodDef
     }
 }
 
-/// The arguments of a vectorcall. CPython passes null where there are none, which no slice may begin with.
+/// The arguments of a vectorcall: the positional ones, and one for each of `names`. CPython passes null where there are
+/// none, which no slice may begin with.
 ///
 /// # Safety
-/// `arguments` is null or holds `count` objects, which live for `'a`.
+/// The GIL is held. `names` is null or a tuple, and `arguments` holds as many objects, which live for `'a`.
 #[inline]
 pub(crate) unsafe fn arguments_of<'a>(
     arguments: *const *mut ffi::PyObject,
-    count: ffi::Py_ssize_t,
+    positional: ffi::Py_ssize_t,
+    names: *mut ffi::PyObject,
 ) -> &'a [*mut ffi::PyObject] {
-    if count == 0 {
-        return &[];
+    // SAFETY: the GIL is held, `names` is null or a tuple, and the objects live, which is the function's contract.
+    unsafe {
+        let keywords = if names.is_null() {
+            0
+        } else {
+            ffi::PyTuple_GET_SIZE(names)
+        };
+        match positional + keywords {
+            0 => &[],
+            count => std::slice::from_raw_parts(arguments, count as usize),
+        }
     }
-    // SAFETY: there are `count` live objects, which is the function's contract.
-    unsafe { std::slice::from_raw_parts(arguments, count as usize) }
 }
 
 /// Calls the method that one of ours has replaced, with the arguments that ours was given.
 ///
 /// # Safety
-/// The GIL is held; `arguments` has `positional` objects and one for each of `names`, all alive.
+/// The GIL is held; `arguments` has `positional` objects and one for each of `names`, a tuple or null, all alive.
 pub(crate) unsafe fn call_replaced<'py>(
     method: &Bound<'py, PyAny>,
     object: *mut ffi::PyObject,
@@ -228,12 +237,7 @@ pub(crate) unsafe fn call_replaced<'py>(
     // SAFETY: the GIL is held, and `arguments` has `positional` live objects and one for each of `names`, which is the
     // function's contract. The vector lives until the call is over.
     unsafe {
-        let keywords = if names.is_null() {
-            0
-        } else {
-            ffi::PyTuple_GET_SIZE(names)
-        };
-        let given = arguments_of(arguments, positional + keywords);
+        let given = arguments_of(arguments, positional, names);
         let all: Vec<_> = std::iter::once(object)
             .chain(given.iter().copied())
             .collect();

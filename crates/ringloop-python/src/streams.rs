@@ -734,9 +734,7 @@ fn step(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
     let this = object.cast::<StreamCall>();
     // SAFETY: called with the GIL for a live object of our type.
     unsafe {
-        (*this).phase.check(py)?;
-        // From here on: a future of the user's runs Python code below, which may come back to this call.
-        (*this).phase = Phase::Running;
+        (*this).phase.begin(py)?;
         let mut bytes = None;
         let waited = match Bound::from_borrowed_ptr_or_opt(py, (*this).future) {
             // A task throws the future's exception; others only resume.
@@ -926,12 +924,11 @@ impl Coroutine for StreamCall {
         object: *mut ffi::PyObject,
         arguments: &Bound<'py, PyTuple>,
     ) -> PyResult<Step<'py>> {
-        Self::phase(object).check(py)?;
         let this = object.cast::<Self>();
         // SAFETY: the trait's functions are called with the GIL and a live object of the type, and `arguments` is a
         // tuple. The phase keeps others from replacing the fields.
         unsafe {
-            (*this).phase = Phase::Running;
+            (*this).phase.begin(py)?;
             let result = if (*this).inner.is_null() {
                 match end_wait(py, this) {
                     Ok(()) => Err(support::thrown(py, arguments.as_ptr())),

@@ -167,9 +167,7 @@ fn step(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
     let this = object.cast::<Exchange>();
     // SAFETY: called with the GIL for a live object of our type. What a field held is dropped when all is consistent.
     unsafe {
-        (*this).phase.check(py)?;
-        // From here on: a future of the user's runs Python code, which may come back to this call.
-        let phase = std::mem::replace(&mut (*this).phase, Phase::Running);
+        let phase = (*this).phase.begin(py)?;
         if let Some(future) = Bound::from_borrowed_ptr_or_opt(py, (*this).future) {
             let refusal = match support::ask(&future, intern!(py, "done")) {
                 Ok(true) => None,

@@ -11,52 +11,49 @@ use crate::objects::New;
 const CLOSE_S: f64 = 10.0;
 
 /// How long an idle connection keeps what was made of its last head, which takes more memory than all the rest.
-/// Clients that are idle longer ask so seldom that making it again costs little.
+/// Clients that are idle longer ask so rarely that making it again costs little.
 const HEAD_KEPT_S: f64 = 0.25;
 
-/// Declares a struct that is read from any Python object with attributes of the same names.
-macro_rules! read_by_name {
-    ($(#[$attribute:meta])* $name:ident { $($field_visibility:vis $field:ident: $type:ty,)* }) => {
-        $(#[$attribute])*
-        pub(super) struct $name {
-            $($field_visibility $field: $type,)*
+/// Declares the settings, and how they are read: from the attributes of the same names.
+macro_rules! settings {
+    ($($name:ident: $type:ty,)*) => {
+        /// `HttpSettings` of python/ringloop/http/_config.py, which says what each is.
+        #[allow(clippy::struct_excessive_bools, reason = "each is an option of its own")]
+        pub(super) struct HttpSettings {
+            $(pub(super) $name: $type,)*
         }
 
-        impl<'a, 'py> FromPyObject<'a, 'py> for $name {
+        impl<'a, 'py> FromPyObject<'a, 'py> for HttpSettings {
             type Error = PyErr;
 
             fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
                 Ok(Self {
-                    $($field: object.getattr(New(stringify!($field)))?.extract()?,)*
+                    $($name: object.getattr(New(stringify!($name)))?.extract()?,)*
                 })
             }
         }
     };
 }
 
-read_by_name! {
-    /// `HttpSettings` of python/ringloop/http/_config.py, which says what each is.
-    #[allow(clippy::struct_excessive_bools, reason = "each is an option of its own")]
-    HttpSettings {
-        pub(super) root_path: String,
-        http2: bool,
-        pub(super) date_header: bool,
-        pub(super) limit_concurrency: Option<usize>,
-        limit_http2_requests: Option<u64>,
-        limit_head: usize,
-        limit_fields: usize,
-        pub(super) limit_body_ahead: usize,
-        timeout_keep_alive: Option<f64>,
-        timeout_head: Option<f64>,
-        timeout_body: Option<f64>,
-        timeout_write: Option<f64>,
-        timeout_linger: f64,
-        ws_max_size: usize,
-        pub(super) ws_max_queue: usize,
-        ws_ping_interval: Option<f64>,
-        ws_ping_timeout: Option<f64>,
-        ws_per_message_deflate: bool,
-    }
+settings! {
+    root_path: String,
+    http2: bool,
+    date_header: bool,
+    limit_concurrency: Option<usize>,
+    limit_http2_requests: Option<u64>,
+    limit_head: usize,
+    limit_fields: usize,
+    limit_body_ahead: usize,
+    timeout_keep_alive: Option<f64>,
+    timeout_head: Option<f64>,
+    timeout_body: Option<f64>,
+    timeout_write: Option<f64>,
+    timeout_linger: f64,
+    ws_max_size: usize,
+    ws_max_queue: usize,
+    ws_ping_interval: Option<f64>,
+    ws_ping_timeout: Option<f64>,
+    ws_per_message_deflate: bool,
 }
 
 impl HttpSettings {

@@ -64,7 +64,7 @@ unsafe fn parse<'a>(
     py: Python<'_>,
 ) -> PyResult<Parsed<'a>> {
     // SAFETY: there are `positional` live objects, which is the function's contract, or none.
-    let given = unsafe { arguments_of(arguments, positional) };
+    let given = unsafe { arguments_of(arguments, positional, ptr::null_mut()) };
     let mut before = ptr::null_mut();
     let mut callback = ptr::null_mut();
     let mut context = ptr::null_mut();
@@ -284,14 +284,9 @@ unsafe extern "C" fn create_task(
         // SAFETY: called by the interpreter through a method descriptor of `Loop`, with `positional` live arguments and
         // one for each of `names`, which is null or a tuple.
         let (this, arguments, names) = unsafe {
-            let keywords = if names.is_null() {
-                0
-            } else {
-                ffi::PyTuple_GET_SIZE(names)
-            };
             (
                 Bound::from_borrowed_ptr(py, this),
-                arguments_of(arguments, positional + keywords),
+                arguments_of(arguments, positional, names),
                 Bound::from_borrowed_ptr_or_opt(py, names)
                     .map(|names| names.cast_into_unchecked::<PyTuple>()),
             )

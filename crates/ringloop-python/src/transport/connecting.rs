@@ -242,11 +242,7 @@ fn step(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
     // runs.
     let (phase, future) = unsafe {
         let this = content(object);
-        this.phase.check(py)?;
-        (
-            std::mem::replace(&mut this.phase, Phase::Running),
-            this.future.take(),
-        )
+        (this.phase.begin(py)?, this.future.take())
     };
     let result = match (phase, future) {
         (Phase::Created, _) => begin(py, object),
