@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import Field
 from pathlib import Path
+from typing import Any
 
 from ringloop.http._config import Config
-from ringloop.http._options import Option, options_of
+from ringloop.http._options import Option, default_of, options_of
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "serve.md"
 BEGIN, END = "<!-- serve-options: begin -->\n", "<!-- serve-options: end -->\n"
@@ -20,17 +22,26 @@ APP_DIR = "| `--app-dir` | the same | `--working-dir` | put in front of `sys.pat
 
 def names_of(row: Option) -> str:
     """Return how an option is spelled, in Markdown."""
-    negated = f", `--no-{row.spelling.removeprefix('--')}`" if row.kind == "switch" else ""
-    return f"`{row.spelling}`{negated}"
+    return ", ".join(f"`{name}`" for name in (row.spelling, row.negation) if name)
+
+
+def meaning_of(field: Field[Any], row: Option) -> str:
+    """Return what an option means, in Markdown, with its default first if it has one."""
+    default, is_shown = default_of(field)
+    if not is_shown:
+        return row.meaning
+    words = {"switch": "on", "truth": "true"}
+    text = words.get(row.kind, f"`{default}`" if isinstance(default, str) else str(default).removesuffix(".0"))
+    return f"default {text}" + (f". {row.meaning[0].upper()}{row.meaning[1:]}" if row.meaning else "")
 
 
 def rows() -> Iterator[str]:
     """Return the lines of the table."""
     yield "| `ringloop serve` | uvicorn 0.54 | granian 2.8 | default and meaning |"
     yield "| --- | --- | --- | --- |"
-    for _, row in options_of(Config):
+    for field, row in options_of(Config):
         if not row.hidden:
-            yield f"| {names_of(row)} | {row.uvicorn or '-'} | {row.granian or '-'} | {row.meaning} |"
+            yield f"| {names_of(row)} | {row.uvicorn or '-'} | {row.granian or '-'} | {meaning_of(field, row)} |"
         if row.spelling == "--factory":
             yield APP_DIR
 

@@ -69,7 +69,7 @@ def test_awaiting_receive(arm, loop, way):
 @pytest.mark.exact
 @pytest.mark.parametrize("back", ["close", "send"])
 def test_a_future_that_comes_back_to_receive_finds_it_running(arm, loop, back):
-    """It could end the call in the middle of a step, which then had no request."""
+    """It could end the call in the middle of a step."""
     found, armed = [], []
 
     class Future(asyncio.Future):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 import os
 import platform
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ import ringloop
 
 from . import _headers
 from ._config import Config, workers_in_environment
-from ._options import LONGEST_S, Names, Numbers, Option, Seconds, options_of
+from ._options import LONGEST_S, Names, Numbers, Option, Seconds, default_of, options_of
 from ._run import run
 from .logging import LOG_LEVELS
 
@@ -141,16 +140,12 @@ def _make_option(field: dataclasses.Field[Any], row: Option) -> _Option:
     if row.values is not None:
         attributes["type"] = _type_of(row.values)
     if not attributes.get("multiple"):
-        default = None if field.default is dataclasses.MISSING else field.default
-        if isinstance(default, enum.IntEnum):
-            default = int(default)
-        shown = isinstance(default, int | float | str) and default is not False and default != ""
-        attributes |= {"default": default, "show_default": shown}
-    spelling = f"{row.spelling}/--no-{row.spelling.removeprefix('--')}" if row.kind == "switch" else row.spelling
+        attributes["default"], attributes["show_default"] = default_of(field)
+    spelling = f"{row.spelling}/{row.negation}" if row.negation else row.spelling
     return _Option(
         [spelling, field.name],
         group=row.group,
-        ours=row.uvicorn is None,
+        ours=not row.is_uvicorns,
         help=row.help,
         metavar=row.metavar,
         hidden=row.hidden,
@@ -159,8 +154,6 @@ def _make_option(field: dataclasses.Field[Any], row: Option) -> _Option:
 
 
 def _options() -> list[click.Parameter]:
-    app_dir: dict[str, Any] = {"default": "", "metavar": "PATH"}
-    version: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False, "callback": _show_version}
     return [
         click.Argument(["app"], envvar=[f"{head}APP" for head in _HEAD_OF_NAMES], metavar="MODULE:ATTRIBUTE"),
         *(_make_option(field, row) for field, row in options_of(Config)),
@@ -169,10 +162,18 @@ def _options() -> list[click.Parameter]:
             ["--app-dir"],
             group="Application",
             ours=False,
+            default="",
+            metavar="PATH",
             help="Where the module is. Default: the current directory.",
-            **app_dir,
         ),
-        click.Option(["--version"], help="Show the version and exit.", **version),
+        click.Option(
+            ["--version"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_show_version,
+            help="Show the version and exit.",
+        ),
     ]
 
 

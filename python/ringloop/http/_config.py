@@ -70,91 +70,91 @@ class HttpSettings:
 
     root_path: str = option(
         "", "Application", "Path under which the application is mounted.",
-        meaning="`root_path` of the scope", metavar="PATH", granian="`--url-path-prefix`",
+        "`root_path` of the scope", metavar="PATH", granian="`--url-path-prefix`",
     )
     http2: bool = option(
         True, "Requests", "Serve HTTP/2 to clients that choose it.",
-        meaning="default on: [HTTP/2](#http2) for clients that choose it",
-        kind="switch", uvicorn="`--http2`, default off", granian="`--http`",
+        "[HTTP/2](#http2) for clients that choose it",
+        kind="switch", uvicorn="the same, default off", granian="`--http`",
     )
     date_header: bool = option(
-        True, "Requests", "Send the Date header.", meaning="default on", kind="switch",
+        True, "Requests", "Send the Date header.", "", kind="switch",
     )
     limit_concurrency: int | None = option(
         None, "Limits", "Number of connections or requests above which the server answers 503.",
-        meaning="above this number of connections or requests, the server answers 503",
+        "above this number of connections or requests, the server answers 503",
         values=POSITIVE, granian="`--backpressure`",
     )
     limit_http2_requests: int | None = option(
         1000, "Limits", "Requests after which an HTTP/2 client is asked to open a new connection; 0: no limit.",
-        meaning="default 1000. After this number of requests, an HTTP/2 client is asked to open a new connection; 0: no limit",
+        "after this number of requests, an HTTP/2 client is asked to open a new connection; 0: no limit",
         values=COUNT, zero_is_none=True, uvicorn=None,
     )
     limit_head: int = option(
         65536, "Limits", "Maximum size of a request's head, in bytes.",
-        meaning="default 65536: size of a request's head. uvicorn's name works, too",
-        values=POSITIVE, uvicorn=None, granian="`--http1-buffer-size`",
+        "size of a request's head. uvicorn's name works, too",
+        values=POSITIVE, uvicorn="`--h11-max-incomplete-event-size`", granian="`--http1-buffer-size`",
     )
     limit_fields: int = option(
         256, "Limits", "Maximum number of header fields of a request.",
-        meaning="default 256: header fields of a request, and of its trailers. uvicorn has no such limit",
+        "header fields of a request, and of its trailers. uvicorn has no such limit",
         values=POSITIVE, uvicorn=None,
     )
     limit_body_ahead: int = option(
         65536, "Limits", "Bytes of a request body to read ahead of the application.",
-        meaning="default 65536: bytes of a request body to read ahead of the application",
+        "bytes of a request body to read ahead of the application",
         values=POSITIVE, uvicorn=None,
     )
     timeout_keep_alive: float | None = option(
         5, "Limits", "Seconds to wait for the next request on a connection.",
-        meaning="default 5. Behind a load balancer, set more than its own timeout, which is often 60",
+        "time between requests. Behind a load balancer, set more than its own timeout, which is often 60",
         values=SECONDS,
     )
     timeout_head: float | None = option(
         10, "Limits", "Seconds to wait for a complete head; 0: no limit.",
-        meaning="default 10: the longest time for a complete head; 0: no limit",
+        "the longest time for a complete head; 0: no limit",
         values=SECONDS, zero_is_none=True, uvicorn=None, granian="`--http1-header-read-timeout`",
     )
     timeout_body: float | None = option(
         60, "Limits", "Seconds to wait for more of a body; 0: no limit.",
-        meaning="default 60: how long a body may stall; 0: no limit. If reading was paused because the buffer is full, and "
+        "how long a body may stall; 0: no limit. If reading was paused because the buffer is full, and "
         "the application is only waiting for a disconnect, the server starts reading again after this time and discards the "
         "data. A WebSocket that has not been accepted by then is refused with 408",
         values=SECONDS, zero_is_none=True, uvicorn=None,
     )
     timeout_write: float | None = option(
         60, "Limits", "Seconds to wait for a client to read; 0: no limit.",
-        meaning="default 60: how long a client may go without reading; 0: no limit",
+        "how long a client may go without reading; 0: no limit",
         values=SECONDS, zero_is_none=True, uvicorn=None,
     )
     timeout_linger: float = option(
         2, "Limits", "Seconds in which a client's data is dropped after its last response.",
-        meaning="default 2. After the last response of a connection, what the client still sends is dropped for this time, so "
+        "after the last response of a connection, what the client still sends is dropped for this time, so "
         "that it reads the response before it gets a reset",
         values=SECONDS, uvicorn=None,
     )
     ws_max_size: int = option(
         16 * 1024 * 1024, "WebSocket", "Maximum size of a message, in bytes.",
-        meaning="default 16777216. A message that is larger after decompression closes the WebSocket with 1009",
+        "a message that is larger after decompression closes the WebSocket with 1009",
         values=POSITIVE,
     )
     ws_max_queue: int = option(
         32, "WebSocket", "Messages to read ahead of the application.",
-        meaning="default 32: messages to read ahead of the application; `--limit-body-ahead` limits their bytes",
+        "messages to read ahead of the application; `--limit-body-ahead` limits their bytes",
         values=POSITIVE,
     )
     ws_ping_interval: float | None = option(
         20.0, "WebSocket", "Seconds between pings; 0: no pings.",
-        meaning="default 20: time between pings; 0: no pings", values=SECONDS, zero_is_none=True,
+        "time between pings; 0: no pings", values=SECONDS, zero_is_none=True,
     )
     ws_ping_timeout: float | None = option(
         20.0, "WebSocket", "Seconds to wait for the answer to a ping; 0: no limit.",
-        meaning="default 20. A client that doesn't answer a ping in this time is closed with 1011; 0: no limit",
+        "a client that doesn't answer a ping in this time is closed with 1011; 0: no limit",
         values=SECONDS, zero_is_none=True,
     )
     ws_per_message_deflate: bool = option(
         True, "WebSocket", "Whether to compress messages.",
-        meaning="default true: messages are compressed if the client agrees", kind="truth",
+        "messages are compressed if the client agrees", kind="truth",
     )
 
 
@@ -170,204 +170,204 @@ class Config(HttpSettings):
     app: Any
     host: str | None = option(
         "127.0.0.1", "Listening", "Address or name to listen on; empty: all addresses.",
-        meaning="default 127.0.0.1. A name: all of its addresses. Empty: all addresses of the machine", granian="the same",
+        "a name: all of its addresses. Empty: all addresses of the machine", granian="the same",
     )
     port: int = option(
         8000, "Listening", "Port to listen on; 0 takes a free one.",
-        meaning="default 8000; 0 takes a free one", values=Numbers(0, 65535), granian="the same",
+        "0 takes a free one", values=Numbers(0, 65535), granian="the same",
     )
     uds: str | None = option(
         None, "Listening", "Unix socket to listen on, instead of a port. The mode of an existing socket is kept.",
-        meaning="a Unix socket. It gets the mode of the socket that it replaces, or else 0666, and is removed at the end",
+        "a Unix socket. It gets the mode of the socket that it replaces, or else 0666, and is removed at the end",
         metavar="PATH", granian="the same",
     )
     fd: int | None = option(
         None, "Listening", "File descriptor of a socket to listen on. systemd's sockets (LISTEN_FDS) need no option.",
-        meaning="number of an inherited socket. systemd's socket activation (`LISTEN_FDS`) needs no option", values=C_COUNT,
+        "number of an inherited socket. systemd's socket activation (`LISTEN_FDS`) needs no option", values=C_COUNT,
     )
     reuse_port: bool = option(
         False, "Listening", "Listen with SO_REUSEPORT, a socket for each worker.",
-        meaning="each worker listens on a socket of its own, with SO_REUSEPORT. Otherwise they share one",
+        "each worker listens on a socket of its own, with SO_REUSEPORT. Otherwise they share one",
         kind="switch", uvicorn=None,
     )
     backlog: int = option(
         2048, "Listening", "Length of the kernel's queue of new connections.",
-        meaning="default 2048: length of the kernel's queue of new connections",
+        "length of the kernel's queue of new connections",
         values=Numbers(1, C_COUNT.largest), granian="the same",
     )
 
     factory: bool = option(
         False, "Application", "MODULE:ATTRIBUTE is a function that returns the application.",
-        meaning="the attribute is a function that returns the application", kind="flag", granian="the same",
+        "the attribute is a function that returns the application", kind="flag", granian="the same",
     )
     interface: Literal["auto", "asgi3", "asgi2", "wsgi"] = option(
         "auto", "Application", "The interface that the application has. wsgi needs a2wsgi.",
-        meaning="`auto`, `asgi3`, `asgi2`, or `wsgi`, which needs a2wsgi and has no WebSockets",
+        "one of `auto`, `asgi3`, `asgi2` and `wsgi`. `wsgi` needs a2wsgi, and has no WebSockets",
         values=Names(("auto", "asgi3", "asgi2", "wsgi")), granian="the same",
     )
     lifespan: Literal["auto", "on", "off"] = option(
         "auto", "Application", "Whether to run the application's lifespan protocol.",
-        meaning="`auto`, `on`, `off`", values=Names(("auto", "on", "off")), granian="`--interface asginl`",
+        "one of `auto`, `on` and `off`", values=Names(("auto", "on", "off")), granian="`--interface asginl`",
     )
     env_file: str | os.PathLike[str] | None = option(
         None, "Application", "File with environment variables for the application.",
-        meaning="file with environment variables for the application; needs python-dotenv",
+        "file with environment variables for the application; needs python-dotenv",
         kind="file", granian="`--env-files`",
     )
     reset_contextvars: bool = option(
         False, "Application", "Run each request in an empty context.",
-        meaning="each request runs in an empty context", kind="flag",
+        "each request runs in an empty context", kind="flag",
     )
     backend: Literal["auto", "io_uring", "epoll"] | None = option(
         None, "Application", "The kernel interface that the event loop uses. Default: RINGLOOP_BACKEND, or auto.",
-        meaning="`auto`, `io_uring`, `epoll`: see [backends.md](backends.md)",
+        "one of `auto`, `io_uring` and `epoll`: see [backends.md](backends.md)",
         values=Names(("auto", "io_uring", "epoll")), uvicorn=None,
     )
 
     workers: int | None = option(
         None, "Processes", "Number of processes. Default: WEB_CONCURRENCY, or 1.",
-        meaning="default `WEB_CONCURRENCY`, or 1", values=POSITIVE, granian="the same",
+        "default `WEB_CONCURRENCY`, or 1", values=POSITIVE, granian="the same",
     )
     workers_lifetime: float | None = option(
         None, "Processes", "Seconds after which a process is replaced.",
-        meaning="seconds after which a worker is replaced", values=SECONDS, uvicorn=None, granian="the same",
+        "seconds after which a worker is replaced", values=SECONDS, uvicorn=None, granian="the same",
     )
     workers_max_rss: int | None = option(
         None, "Processes", "MiB of memory above which a process is replaced.",
-        meaning="MiB of memory above which a worker is replaced", values=POSITIVE, uvicorn=None, granian="the same",
+        "MiB of memory above which a worker is replaced", values=POSITIVE, uvicorn=None, granian="the same",
     )
     limit_max_requests: int | None = option(
         None, "Processes", "Requests after which a worker is replaced, or a single process ends.",
-        meaning="requests after which a worker is replaced, or a single process ends", values=POSITIVE,
+        "requests after which a worker is replaced, or a single process ends", values=POSITIVE,
     )
     limit_max_requests_jitter: int = option(
-        0, "Processes", "Largest random number added to that.", meaning="largest random number added to that", values=COUNT,
+        0, "Processes", "Largest random number added to that.", "largest random number added to `--limit-max-requests`", values=COUNT,
     )
     timeout_worker_healthcheck: float = option(
         5, "Processes", "Seconds after which a silent process is killed.",
-        meaning="default 5. A worker that doesn't answer in this time is killed; a new one has a minute more for its first "
+        "a worker that doesn't answer in this time is killed; a new one has a minute more for its first "
         "answer",
         values=SECONDS,
     )
 
     reload: bool = option(
         False, "Reloading", "Restart when files change. Needs watchfiles.",
-        meaning="restart when files change, by uvicorn's rules; needs watchfiles", kind="flag", granian="the same",
+        "restart when files change, by uvicorn's rules; needs watchfiles", kind="flag", granian="the same",
     )
     reload_dirs: list[str] | str | None = option(
         None, "Reloading", "Directory to watch. Default: the current one.",
-        meaning="directory to watch. Default: the current one. Can be repeated",
+        "directory to watch. Default: the current one. Can be repeated",
         kind="files", spelling="--reload-dir", granian="`--reload-paths`",
     )
     reload_includes: list[str] | str | None = option(
-        None, "Reloading", "Files to watch besides '*.py'.", meaning="files to watch besides `*.py`. Can be repeated",
+        None, "Reloading", "Files to watch besides '*.py'.", "files to watch besides `*.py`. Can be repeated",
         kind="globs", spelling="--reload-include", metavar="GLOB",
     )
     reload_excludes: list[str] | str | None = option(
         None, "Reloading", "Files to ignore besides '.*', '.py[cod]', '.sw.*' and '~*'.",
-        meaning="files to ignore besides `.*`, `.py[cod]`, `.sw.*` and `~*`. Can be repeated",
+        "files to ignore besides `.*`, `.py[cod]`, `.sw.*` and `~*`. Can be repeated",
         kind="globs", spelling="--reload-exclude", metavar="GLOB", granian="`--reload-ignore-patterns`",
     )
     reload_delay: float = option(
         0.25, "Reloading", "Seconds to wait for further changes.",
-        meaning="default 0.25: how long to wait for further changes", values=SECONDS, granian="`--reload-tick`",
+        "how long to wait for further changes", values=SECONDS, granian="`--reload-tick`",
     )
 
     log_level: str | int | None = option(
         None, "Logging", "Level of the server's loggers. Default: info.",
-        meaning="default `info`. Also `trace`, which logs each ASGI message", kind="log level", granian="the same",
+        "default `info`. Also `trace`, which logs each ASGI message", kind="log level", granian="the same",
     )
     log_config: LogConfig | None = option(
         lambda: LOGGING_CONFIG, "Logging", "Logging configuration: a .json, .yaml or .ini file.",
-        meaning="`.json`, `.yaml` (needs PyYAML), or ini; or a dict, from Python", kind="file", granian="the same",
+        "`.json`, `.yaml` (needs PyYAML), or ini; or a dict, from Python", kind="file", granian="the same",
     )
     access_log: bool = option(
-        True, "Logging", "Log each request.", meaning="default on", kind="switch", granian="the same",
+        True, "Logging", "Log each request.", "", kind="switch", granian="the same",
     )
     use_colors: bool | None = option(
         None, "Logging", "Use colors in the log. Default: only on a terminal.",
-        meaning="default: on a terminal", kind="switch",
+        "default: on a terminal", kind="switch",
     )
     metrics: str | None = option(
         None, "Logging", "Serve metrics for Prometheus at this path, such as /metrics. Needs prometheus-client.",
-        meaning="path of the [metrics](#metrics) for Prometheus, such as `/metrics`; needs prometheus-client",
+        "path of the [metrics](#metrics) for Prometheus, such as `/metrics`; needs prometheus-client",
         kind="url path", metavar="PATH", uvicorn=None, granian="`--metrics`, on a port of its own",
     )
 
     proxy_headers: bool = option(
         True, "Requests", "Use X-Forwarded-For and X-Forwarded-Proto.",
-        meaning="default on: X-Forwarded-For and X-Forwarded-Proto of trusted proxies are used",
+        "X-Forwarded-For and X-Forwarded-Proto of trusted proxies are used",
         kind="switch", granian="a wrapper",
     )
     forwarded_allow_ips: list[str] | str | None = option(
         None, "Requests",
         "Proxies to trust: addresses and networks, with commas, or '*'. Default: FORWARDED_ALLOW_IPS, or 127.0.0.1,::1.",
-        meaning="the trusted proxies, as addresses or networks. Default: the variable `FORWARDED_ALLOW_IPS`, or 127.0.0.1,::1",
+        "the trusted proxies, as addresses or networks. Default: the variable `FORWARDED_ALLOW_IPS`, or 127.0.0.1,::1",
         metavar="LIST", granian="a wrapper",
     )
     headers: Iterable[tuple[str, str]] | None = option(
         None, "Requests", "Header to add to each response, as Name:Value.",
-        meaning="`Name:Value`, added to each response; can be repeated", kind="headers", spelling="--header",
+        "`Name:Value`, added to each response; can be repeated", kind="headers", spelling="--header",
     )
     server_header: bool = option(
-        True, "Requests", "Send the Server header.", meaning="default on", kind="switch",
+        True, "Requests", "Send the Server header.", "", kind="switch",
     )
     timeout_graceful_shutdown: float | None = option(
         10, "Limits", "Seconds that requests have to finish at shutdown; 0: cancel requests at once.",
-        meaning="default 10; 0: requests are cancelled immediately. See [Shutdown](#shutdown)",
+        "the time that requests have to finish at shutdown; 0: they are cancelled at once. See [Shutdown](#shutdown)",
         values=SECONDS, uvicorn="the same, no default", granian="`--workers-kill-timeout`",
     )
 
     ws: Any = option(
         "auto", "WebSocket", "Whether to serve WebSockets.",
-        meaning="default `auto`. With `none`, a request for a WebSocket is served as a plain request. uvicorn's other values "
+        "with `none`, a request for a WebSocket is served as a plain request. uvicorn's other values "
         "mean `auto`",
         metavar="auto|none", granian="`--ws`, `--no-ws`",
     )
 
     ssl_certfile: str | os.PathLike[str] | None = option(
         None, "TLS", "Certificate file, with its chain; serves HTTPS. Reloaded when it changes.",
-        meaning="the certificate with its chain: see [TLS](#tls). Read again when the file changes, and on SIGHUP",
+        "the certificate with its chain: see [TLS](#tls). Read again when the file changes, and on SIGHUP",
         metavar="PATH", granian="`--ssl-certificate`",
     )
     ssl_keyfile: str | os.PathLike[str] | None = option(
         None, "TLS", "File of the certificate's key, if it is separate.",
-        meaning="the certificate's key, if it is in a file of its own", metavar="PATH", granian="the same",
+        "the certificate's key, if it is in a file of its own", metavar="PATH", granian="the same",
     )
     ssl_keyfile_password: str | None = option(
-        None, "TLS", "The key's password.", meaning="the key's password", granian="the same",
+        None, "TLS", "The key's password.", "the key's password", granian="the same",
     )
     ssl_ca_certs: str | os.PathLike[str] | None = option(
         None, "TLS", "File of the authorities that issue clients' certificates.",
-        meaning="the authorities that issue clients' certificates", metavar="PATH", granian="`--ssl-ca`",
+        "the authorities that issue clients' certificates", metavar="PATH", granian="`--ssl-ca`",
     )
     ssl_cert_reqs: int = option(
         ssl.CERT_NONE, "TLS", "Clients' certificates: 0 none, 1 optional, 2 required.",
-        meaning="default 0. Clients' certificates: 0 none, 1 optional, 2 required",
+        "clients' certificates: 0 none, 1 optional, 2 required",
         kind="number", granian="`--ssl-client-verify`",
     )
     ssl_ciphers: str | None = option(
-        None, "TLS", "TLS 1.2 ciphers, in OpenSSL's format.", meaning="TLS 1.2 ciphers, in OpenSSL's format",
+        None, "TLS", "TLS 1.2 ciphers, in OpenSSL's format.", "TLS 1.2 ciphers, in OpenSSL's format",
     )
     ssl_version: int = option(
         ssl.PROTOCOL_TLS_SERVER, "TLS", "Protocol: the number of an ssl.PROTOCOL_... constant of Python.",
-        meaning="the number of a constant `ssl.PROTOCOL_...` of Python. Default: TLS 1.2 and later",
+        "the number of a constant `ssl.PROTOCOL_...` of Python; 17 is TLS 1.2 and later",
         kind="number", granian="`--ssl-protocol-min`",
     )
     ssl_handshake_timeout: float = option(
         constants.SSL_HANDSHAKE_TIMEOUT, "TLS", "Seconds that a client has for the TLS handshake.",
-        meaning="default 60: the longest time for a handshake", values=POSITIVE_SECONDS, uvicorn=None,
+        "the longest time for a handshake", values=POSITIVE_SECONDS, uvicorn=None,
     )
     ssl_shutdown_timeout: float = option(
         constants.SSL_SHUTDOWN_TIMEOUT, "TLS", "Seconds to wait for a client's TLS closing message.",
-        meaning="default 30: how long a closing connection waits for the client's TLS closing message",
+        "how long a closing connection waits for the client's TLS closing message",
         values=POSITIVE_SECONDS, uvicorn=None,
     )
 
     # Options of uvicorn; other values than these have no effect, and the last is another name for limit_head.
-    loop: str = option("auto", "Other", "", hidden=True)
-    http: Any = option("auto", "Other", "", hidden=True)
-    h11_max_incomplete_event_size: int | None = option(None, "Other", "", values=POSITIVE, hidden=True)
+    loop: str = option("auto", "Other", "", "", hidden=True)
+    http: Any = option("auto", "Other", "", "", hidden=True)
+    h11_max_incomplete_event_size: int | None = option(None, "Other", "", "", values=POSITIVE, hidden=True)
 
     # Only from Python.
     ssl_context_factory: Callable[[Config, Callable[[], ssl.SSLContext]], ssl.SSLContext] | None = None

@@ -8,6 +8,7 @@ docs/serve.md (`make serve-options`) follow from the row.
 from __future__ import annotations
 
 import dataclasses
+import enum
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -88,59 +89,63 @@ class Option:
     help: str
     """One line for --help."""
     meaning: str
-    """More than that, in Markdown, for docs/serve.md. It names the default unless the default is None or False."""
-    values: Numbers | Seconds | Names | None
+    """More than that, in Markdown, for docs/serve.md, which puts the default before it."""
+    _: dataclasses.KW_ONLY
+    values: Numbers | Seconds | Names | None = None
     """The values that it may have; None: each of its type."""
-    zero_is_none: bool
+    zero_is_none: bool = False
     """0 means None: no limit."""
-    kind: str
+    kind: str = "value"
     """How the command line takes it: one of `_KINDS` in _command_line.py."""
-    spelling: str
-    """Its name on the command line."""
-    metavar: str | None
-    uvicorn: str | None
-    """uvicorn's name for it, in Markdown; None: uvicorn has no such option, and no environment variable for it."""
-    granian: str | None
+    spelling: str = ""
+    """Its name on the command line: the field's own, with dashes, unless it is given."""
+    metavar: str | None = None
+    uvicorn: str | None = "the same"
+    """uvicorn's name for it, in Markdown; None: uvicorn has no such option."""
+    granian: str | None = None
     """The same for granian."""
-    hidden: bool
+    hidden: bool = False
     """Only taken because command lines for uvicorn may have it."""
 
+    @property
+    def is_uvicorns(self) -> bool:
+        """Whether uvicorn has an option, and so an environment variable, of the same name."""
+        return self.uvicorn is not None and self.uvicorn.startswith("the same")
 
-def option(
-    default: Any,
-    group: str,
-    help: str,
-    *,
-    meaning: str | None = None,
-    values: Numbers | Seconds | Names | None = None,
-    zero_is_none: bool = False,
-    kind: str = "value",
-    spelling: str = "",
-    metavar: str | None = None,
-    uvicorn: str | None = "the same",
-    granian: str | None = None,
-    hidden: bool = False,
-) -> Any:
-    """Return a field of a dataclass that is an option, with this default. The parameters are `Option`'s fields.
+    @property
+    def negation(self) -> str | None:
+        """The spelling that turns a switch off."""
+        return f"--no-{self.spelling.removeprefix('--')}" if self.kind == "switch" else None
 
-    `spelling` is the field's own name, with dashes, unless it is given. The meaning is the help unless it is given.
-    """
-    row = Option(group, help, meaning or help, values, zero_is_none, kind, spelling, metavar, uvicorn, granian, hidden)
+
+def option(default: Any, *columns: Any, **more: Any) -> Any:
+    """Return a field of a dataclass that is an option, with this default. The other arguments are `Option`'s."""
     factory = {"default_factory": default} if callable(default) else {"default": default}
-    return dataclasses.field(**factory, metadata={"option": row})
+    return dataclasses.field(**factory, metadata={"option": Option(*columns, **more)})
 
 
 def options_of(config: type) -> Iterator[tuple[dataclasses.Field[Any], Option]]:
-    """Return the fields of a dataclass that are options, with their rows, in the order of the help."""
+    """Yield the fields of a dataclass that are options, with their rows, in the order of the help."""
     fields = [field for field in dataclasses.fields(config) if "option" in field.metadata]
     for field in sorted(fields, key=lambda field: GROUPS.index(field.metadata["option"].group)):
         row = field.metadata["option"]
         yield field, dataclasses.replace(row, spelling=row.spelling or "--" + field.name.replace("_", "-"))
 
 
+def default_of(field: dataclasses.Field[Any]) -> tuple[Any, bool]:
+    """Return the default of an option, or None if it is made for each Config, and whether users are shown it."""
+    default = None if field.default is dataclasses.MISSING else field.default
+    if isinstance(default, enum.IntEnum):
+        default = int(default)
+    return default, isinstance(default, int | float | str) and default is not False and default != ""
+
+
 def check(config: Any) -> None:
-    """Check the value of each option, and make the zeros that mean "no limit" None. Raises ValueError, with the option's name."""
-    for field, row in options_of(type(config)):
+    """Check the value of each option, and make the zeros that mean "no limit" None. Raise ValueError, with the option's name."""
+    for field in dataclasses.fields(config):
+        row = field.metadata.get("option")
+        if row is None:
+            continue
         value = getattr(config, field.name)
         may_be_none = "None" in str(field.type)
         if row.values is not None and not (value is None and may_be_none) and value not in row.values:
