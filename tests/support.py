@@ -86,11 +86,15 @@ def load_tool(name):
 
 
 def load_file(path):
-    """Import a program as a module."""
+    """Import a program as a module. It may import modules of its own folder, as when it runs."""
     specification = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(specification)
     sys.modules[path.stem] = module  # dataclasses look their module up
-    specification.loader.exec_module(module)
+    sys.path.insert(0, str(path.parent))
+    try:
+        specification.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(path.parent))
     return module
 
 

@@ -247,14 +247,14 @@ so that its dependencies are compiled once. The main one has the optimised exten
 
 
 def build_for(python: Interpreter, *, in_quick: bool) -> Step:
-    """Return the extension for another interpreter than the main one."""
+    """Return the step that compiles the extension for another interpreter than the main one."""
     needs = ("debian tree",) if python.inside else ()
     covers, command = f"the extension compiles for CPython 3.{python.minor}", python.make("extension", *FAST)
     return Step(f"build on 3.{python.minor}", covers, command, "beside", needs, in_quick)
 
 
 def tests_of(python: Interpreter, name: str, covers: str, loops: str, *more: str, in_quick: bool = False) -> Step:
-    """Those of the Python tests that depend on the interpreter, on the loops that are named, with a record of that name."""
+    """Return the step of the Python tests that depend on the interpreter, on these loops. Its record has its name."""
     record = f"record={name.replace(' ', '-')}"
     tests = ["env", f"RINGLOOP_TEST_LOOPS={loops}", *python.make("test-interpreter", *FAST, record, *more)]
     return Step(name, covers, tests, "beside", (f"build on 3.{python.minor}",), in_quick)
@@ -272,7 +272,10 @@ def newest_interpreter(python: Interpreter) -> Iterator[Step]:
 
 
 def interpreter_in_the_middle(python: Interpreter, backend: str | None) -> Iterator[Step]:
-    """Yield the same on one of the others: where it takes part, on one backend and without HTTP, for which the newest stands."""
+    """Yield the steps of the same tests on one of the others. `backend` is the one on which it takes part in the quick check.
+
+    The quick check tests HTTP on the newest interpreter only.
+    """
     minor, covers = python.minor, "the Python tests that depend on the interpreter, without HTTP, on"
     yield build_for(python, in_quick=backend is not None)
     for loops in BACKENDS:

@@ -21,7 +21,6 @@ Prints each offence as `file:line: message`. Exits with 1 if there is one.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import re
 import sys
@@ -30,29 +29,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from offences import Offence, Place, main
+
 DOCUMENT = "docs/layers.md"
 WORKSPACE = "crates"
 # These need a table, as do the crates of the workspace and the workspace itself.
 PACKAGES = ("python/ringloop", "lab/ringlab")
-
-
-@dataclass(frozen=True, order=True)
-class Place:
-    """A line of a file, relative to the root of the repository."""
-
-    path: str
-    line: int
-
-
-@dataclass(frozen=True, order=True)
-class Offence:
-    """A violation, and where it is."""
-
-    place: Place
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.place.path}:{self.place.line}: {self.message}"
 
 
 @dataclass
@@ -540,15 +522,5 @@ def find_offences(root: Path) -> list[Offence]:
     return sorted(offences)
 
 
-def main() -> int:
-    """Print the offences; the exit code is 1 if there are any."""
-    parser = argparse.ArgumentParser(description="Check that imports follow the layers in docs/layers.md.")
-    parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parent.parent, help="the repository")
-    offences = find_offences(parser.parse_args().root)
-    for offence in offences:
-        print(offence)
-    return 1 if offences else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main("Check that imports follow the layers in docs/layers.md.", find_offences))

@@ -17,14 +17,14 @@ Prints each offence as `file:line: message`. Exits with 1 if there is one.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from offences import Offence, Place, main
 
 SUFFIXES = (".rs", ".py", ".pyi", ".md")
 RECORDED = ("lab/tests/data/",)
@@ -59,18 +59,6 @@ _BOUND = re.compile(
     """,
     re.VERBOSE | re.MULTILINE,
 )
-
-
-@dataclass(frozen=True, order=True)
-class Offence:
-    """A violation, and where it is."""
-
-    path: str
-    line: int
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.path}:{self.line}: {self.message}"
 
 
 def _is_code(text: str, position: int) -> bool:
@@ -116,19 +104,9 @@ def find_offences(root: Path) -> list[Offence]:
     for name in tracked_files(root):
         text = (root / name).read_text(encoding="utf-8")
         for position, message in _offences_in(Path(name).suffix, text):
-            offences.append(Offence(name, text.count("\n", 0, position) + 1, message))
+            offences.append(Offence(Place(name, text.count("\n", 0, position) + 1), message))
     return sorted(offences)
 
 
-def main() -> int:
-    """Print the offences; the exit code is 1 if there are any."""
-    parser = argparse.ArgumentParser(description="Check the wording of comments, documentation and names of bounds.")
-    parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parent.parent, help="the repository")
-    offences = find_offences(parser.parse_args().root)
-    for offence in offences:
-        print(offence)
-    return 1 if offences else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main("Check the wording of comments, documentation and names of bounds.", find_offences))

@@ -1315,6 +1315,19 @@ def test_a_loop_with_methods_of_its_own_is_asked(new_loop, name):
     loop.__class__ = base
 
 
+def wait_for_data(new_loop, future_class):
+    """Return a reader, and a read that waits for a future of that class, which the loop makes."""
+    loop = new_loop()
+    base = type(loop)
+    loop.__class__ = type("Derived", (base,), {"create_future": lambda self: future_class(loop=self)})
+    reader = asyncio.StreamReader(loop=loop)
+    reader.__class__ = _streams.StreamReader
+    call = reader.read(4)
+    assert type(call.send(None)) is future_class
+    loop.__class__ = base
+    return reader, call
+
+
 @pytest.mark.exact
 @pytest.mark.parametrize("back", ["close", "send", "throw"])
 def test_a_future_that_comes_back_to_its_call_finds_it_running(new_loop, back):
@@ -1332,20 +1345,13 @@ def test_a_future_that_comes_back_to_its_call_finds_it_running(new_loop, back):
             return super().done()
 
     armed = []
-    loop = new_loop()
-    base = type(loop)
-    loop.__class__ = type("Derived", (base,), {"create_future": lambda self: Future(loop=self)})
-    reader = asyncio.StreamReader(loop=loop)
-    reader.__class__ = _streams.StreamReader
-    call = reader.read(4)
-    assert type(call.send(None)) is Future
+    reader, call = wait_for_data(new_loop, Future)
     reader.feed_data(b"data")
     armed.append(True)
     with pytest.raises(StopIteration) as stopped:
         call.send(None)
     assert stopped.value.value == b"data"
     assert found == [back]
-    loop.__class__ = base
 
 
 @pytest.mark.exact
@@ -1354,18 +1360,11 @@ def test_a_future_whose_done_raises_ends_its_call(new_loop):
         def done(self):
             raise KeyError("done")
 
-    loop = new_loop()
-    base = type(loop)
-    loop.__class__ = type("Derived", (base,), {"create_future": lambda self: Future(loop=self)})
-    reader = asyncio.StreamReader(loop=loop)
-    reader.__class__ = _streams.StreamReader
-    call = reader.read(4)
-    assert type(call.send(None)) is Future
+    _, call = wait_for_data(new_loop, Future)
     with pytest.raises(KeyError, match="done"):
         call.send(None)
     with pytest.raises(RuntimeError, match="cannot reuse already awaited"):
         call.send(None)
-    loop.__class__ = base
 
 
 def test_a_transport_that_cannot_be_paused_is_read_on(loop_factory):

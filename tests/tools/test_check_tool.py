@@ -4,14 +4,10 @@ import sys
 
 import pytest
 
-from support import REPOSITORY, load_tool
+from support import load_tool
 
-sys.path.insert(0, str(REPOSITORY / "tools"))
-try:
-    check = load_tool("check")
-    import test_records
-finally:
-    sys.path.remove(str(REPOSITORY / "tools"))
+check = load_tool("check")
+test_records = check.test_records
 
 
 def pythons(main, *others):
