@@ -10,8 +10,6 @@ import socket
 import sys
 import time
 
-TYPES = {"connections": int, "size": int, "steps": int, "warm_up": float, "window": float, "ramp": float, "rate": float}
-FLAGS = ("hdr", "probe", "start_on_stdin")
 REQUEST = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
@@ -27,12 +25,13 @@ class Options:
         rest = iter(words[1:])
         for word in rest:
             name = word.removeprefix("--").replace("-", "_")
-            if name in FLAGS:
+            default = getattr(self, name, None)
+            if default is False:
                 setattr(self, name, True)
             elif name == "account":
                 self.account.append(int(next(rest)))
-            elif name in ("address", "mode") or name in TYPES:
-                setattr(self, name, TYPES.get(name, str)(next(rest)))
+            elif default is not None:
+                setattr(self, name, type(default)(next(rest)))
 
 
 def say(**event: object) -> None:
