@@ -20,7 +20,7 @@ import test_records
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 RESULT = re.compile(
-    r"^test (?P<name>.+?)(?: - should panic)? \.\.\. (?P<outcome>ok|FAILED|ignored)[^<]*(?:<(?P<wall_s>[\d.]+)s>)?$",
+    r"^test (?P<name>.+?)(?: - should panic)? \.\.\. (?P<outcome>ok|FAILED|ignored)[^<\n]*(?:<(?P<wall_s>[\d.]+)s>)?$",
     re.MULTILINE,
 )
 TESTS_FAILED = 101

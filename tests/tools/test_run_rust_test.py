@@ -66,6 +66,22 @@ sys.exit(0 if again else 101)
     assert records["some_tests::one"]["outcome"] == "flaky"
 
 
+def test_a_failure_behind_a_test_that_is_ignored_for_a_reason_is_seen(run):
+    status, output, records = run(
+        """
+print("test waits ... ignored, a reason")
+print("test one ... ok <0.001s>" if again else "test one ... FAILED <0.001s>")
+sys.exit(0 if again else 101)
+"""
+    )
+    assert status == 0
+    assert "FLAKY some_tests::one" in output
+    assert {name: record["outcome"] for name, record in records.items()} == {
+        "some_tests::waits": "skipped",
+        "some_tests::one": "flaky",
+    }
+
+
 def test_what_fails_again_keeps_the_status(run):
     status, _, records = run("print('test one ... FAILED <0.001s>')\nsys.exit(101)")
     assert status == 101

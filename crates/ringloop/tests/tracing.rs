@@ -138,9 +138,10 @@ impl Recorder {
     fn of_connection(&self, peer: &str, before: u64, last: &str) -> Vec<(String, &'static str)> {
         let start = Instant::now();
         loop {
+            // A span is there before its events: those that are seen have theirs.
+            let events = self.events.lock().unwrap().clone();
             let spans = self.spans.lock().unwrap().clone();
-            let seen: Vec<_> = self.events.lock().unwrap().clone();
-            let seen: Vec<_> = seen
+            let seen: Vec<_> = events
                 .into_iter()
                 .filter(|event| {
                     event.parent.is_some_and(|id| {
