@@ -149,16 +149,17 @@ fn reads_that_are_stuck_hold_up_no_others(driver_of: Driver) {
 }
 
 fn a_fifo_is_opened_without_waiting(mut driver: Driver) {
-    let path = std::env::temp_dir().join(format!(
-        "ringloop-fifo-{}-{}",
-        std::process::id(),
-        driver.backend()
-    ));
-    let name = CString::new(path.to_str().unwrap()).unwrap();
-    // SAFETY: the path is a terminated string, which outlives the call.
-    assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
-    // With a path that is in the kernel's cache, and with one that it has to look up or create.
+    // With a path that is in the kernel's cache, and with one that it has to look up or create. Each has a FIFO of its own:
+    // children that other tests fork keep its reader open for a while.
     for creation in [0, libc::O_CREAT] {
+        let path = std::env::temp_dir().join(format!(
+            "ringloop-fifo-{}-{}-{creation}",
+            std::process::id(),
+            driver.backend()
+        ));
+        let name = CString::new(path.to_str().unwrap()).unwrap();
+        // SAFETY: the path is a terminated string, which outlives the call.
+        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
         let without_reader = finish(&mut driver, open(&path, libc::O_WRONLY | creation)).0;
         assert_eq!(without_reader, -libc::ENXIO);
         let reader = descriptor_of(&mut driver, open(&path, libc::O_RDONLY | creation));
@@ -173,6 +174,6 @@ fn a_fifo_is_opened_without_waiting(mut driver: Driver) {
         let flags = libc::O_RDONLY | libc::O_NONBLOCK | creation;
         let nonblocking = descriptor_of(&mut driver, open(&path, flags));
         assert_ne!(status_flags(raw(&nonblocking)) & libc::O_NONBLOCK, 0);
+        std::fs::remove_file(path).unwrap();
     }
-    std::fs::remove_file(path).unwrap();
 }
