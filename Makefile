@@ -29,7 +29,8 @@ SHELL := /bin/bash
 .PHONY: help build extension environment check check-all check-table test test-rust test-python test-interpreter test-applications test-lab test-modes test-bench test-loom test-minimal test-sanitizers miri fuzz conformance autobahn suites compatibility-page serve-options h2spec soak wheels foreign-pythons try-wheels test-package licences crates deny semver ringlab-packages try-ringlab reproducible release-check bench bench-loops bench-native docs lint lint-layers lint-wording lint-rust lint-python format clean prerequisites
 
 python := $(VENV)/bin/python
-pip := $(python) -m pip --quiet --disable-pip-version-check
+# Modules are compiled at their first import: many never are.
+pip_install := $(python) -m pip --quiet --disable-pip-version-check install --no-compile
 # The version and the ABI of the environment's interpreter.
 minor_version = $(shell $(python) -c 'import sys; print("{}.{}".format(*sys.version_info))')
 soabi = $(shell $(python) -c 'import sysconfig; print(sysconfig.get_config_var("SOABI"))' 2>/dev/null)
@@ -320,39 +321,39 @@ prerequisites:
 $(VENV)/.tools-installed: pyproject.toml | prerequisites
 	$(say) 'setting up $(VENV)'
 	@test -x $(python) || $(PYTHON) -m venv $(VENV)
-	@$(pip) install --upgrade 'pip==26.3'
-	@$(pip) install --group build --group test
+	@$(pip_install) --upgrade 'pip==26.3'
+	@$(pip_install) --group build --group test
 	@touch $@
 
 $(VENV)/.lint-installed: $(VENV)/.tools-installed
 	$(say) 'installing the linters'
-	@$(pip) install --group lint
+	@$(pip_install) --group lint
 	@touch $@
 
 $(VENV)/.docs-installed: pyproject.toml $(VENV)/.tools-installed
 	$(say) 'installing what builds the site'
-	@$(pip) install --group docs
+	@$(pip_install) --group docs
 	@touch $@
 
 $(VENV)/.wheels-installed: $(VENV)/.tools-installed
 	$(say) 'installing what builds and audits wheels'
-	@$(pip) install --group wheels
+	@$(pip_install) --group wheels
 	@touch $@
 
 # Editable, so only a change of its dependencies is a reason to reinstall it.
 $(VENV)/.ringlab-installed: lab/pyproject.toml $(VENV)/.tools-installed
 	$(say) 'installing ringlab'
-	@$(pip) install --editable lab --group lab-test
+	@$(pip_install) --editable lab --group lab-test
 	@touch $@
 
 $(VENV)/.applications-installed: $(VENV)/.tools-installed
 	$(say) 'installing the applications that the tests run'
-	@$(pip) install --group applications
+	@$(pip_install) --group applications
 	@touch $@
 
 $(VENV)/.peers-installed: lab/targets/loops/requirements.txt pyproject.toml $(VENV)/.tools-installed
 	$(say) 'installing the peers of the benchmarks'
 	@sed 's/ *#.*//; /^$$/d' $< | while read -r peer; do \
-		$(pip) install "$$peer" || echo "left out: $$peer cannot be installed here"; done
-	@$(pip) install --group http || echo 'left out: the http cells; their servers cannot be installed here'
+		$(pip_install) "$$peer" || echo "left out: $$peer cannot be installed here"; done
+	@$(pip_install) --group http || echo 'left out: the http cells; their servers cannot be installed here'
 	@touch $@

@@ -200,6 +200,14 @@ def descriptors_left(count):
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
+def examples(count):
+    """Return how many of its examples a test tries: `count` times RINGLOOP_TEST_EXAMPLES, which is 1 by default.
+
+    10 is a long search. The check tries a share of them on each interpreter but the main one.
+    """
+    return max(1, round(count * float(os.environ.get("RINGLOOP_TEST_EXAMPLES", "1"))))
+
+
 def names_the_slowest(test):
     """Retry a test that expects a certain callback to be the slowest: another one may have waited longer for a CPU."""
 

@@ -191,9 +191,10 @@ def turn_of(commit: str, candidates: Sequence[Interpreter]) -> Turn | None:
 # The steps.
 
 
-def plan(pythons: Interpreters, commit: str) -> list[Step]:
-    """Return all steps, in the order in which their lanes begin them."""
+def plan(pythons: Interpreters, commit: str, *, quick: bool = False) -> list[Step]:
+    """Return all steps, in the order in which their lanes begin them. `quick` steps try fewer examples on further interpreters."""
     main, turn = pythons.main, turn_of(commit, pythons.in_the_middle)
+    examples = EXAMPLES if quick else 1
     steps = [
         Step("compile the Rust tests", "they compile", main.make("test-rust", "ARGS=--no-run"), "beside"),
         Step(
@@ -222,9 +223,10 @@ def plan(pythons: Interpreters, commit: str) -> list[Step]:
     ]
     for python in sorted(pythons.others.values(), key=lambda python: -python.minor):
         if python == pythons.newest:
-            steps += newest_interpreter(python)
+            steps += newest_interpreter(python, examples)
         else:
-            steps += interpreter_in_the_middle(python, turn.backend if turn and turn.python == python else None)
+            backend = turn.backend if turn and turn.python == python else None
+            steps += interpreter_in_the_middle(python, backend, examples)
     for python in (main, *pythons.others.values()):
         steps.append(conformance(python, in_quick=python in (pythons.oldest, pythons.newest)))
     return [
@@ -253,25 +255,42 @@ def build_for(python: Interpreter, *, in_quick: bool) -> Step:
     return Step(f"build on 3.{python.minor}", covers, command, "beside", needs, in_quick)
 
 
-def tests_of(python: Interpreter, name: str, covers: str, loops: str, *more: str, in_quick: bool = False) -> Step:
+EXAMPLES = 0.25
+"""The share of examples (random programs, failing allocations) that the quick check tries on further interpreters. All of them are
+tried on the main one, and in `make check-all` on each."""
+
+
+def tests_of(
+    python: Interpreter, name: str, covers: str, loops: str, *more: str, examples: float = 1, in_quick: bool = False
+) -> Step:
     """Return the step of the Python tests that depend on the interpreter, on these loops. Its record has its name."""
-    record = f"record={name.replace(' ', '-')}"
-    tests = ["env", f"RINGLOOP_TEST_LOOPS={loops}", *python.make("test-interpreter", *FAST, record, *more)]
+    record, variables = f"record={name.replace(' ', '-')}", [f"RINGLOOP_TEST_LOOPS={loops}"]
+    if examples != 1:
+        variables.append(f"RINGLOOP_TEST_EXAMPLES={examples}")
+        covers += f", {examples:.0%} of the examples"
+    tests = ["env", *variables, *python.make("test-interpreter", *FAST, record, *more)]
     return Step(name, covers, tests, "beside", (f"build on 3.{python.minor}",), in_quick)
 
 
-def newest_interpreter(python: Interpreter) -> Iterator[Step]:
+def newest_interpreter(python: Interpreter, examples: float) -> Iterator[Step]:
     """Yield the steps of the Python tests that depend on the interpreter, on both backends.
 
     asyncio as the control runs in a step of its own, because its result changes only when CPython does.
     """
     minor, covers = python.minor, "the Python tests that depend on the interpreter"
     yield build_for(python, in_quick=True)
-    yield tests_of(python, f"python 3.{minor}", f"{covers}, on both backends", ",".join(BACKENDS), in_quick=True)
+    yield tests_of(
+        python,
+        f"python 3.{minor}",
+        f"{covers}, on both backends",
+        ",".join(BACKENDS),
+        examples=examples,
+        in_quick=True,
+    )
     yield tests_of(python, f"control 3.{minor}", "the same on asyncio", "asyncio")
 
 
-def interpreter_in_the_middle(python: Interpreter, backend: str | None) -> Iterator[Step]:
+def interpreter_in_the_middle(python: Interpreter, backend: str | None, examples: float) -> Iterator[Step]:
     """Yield the steps of the same tests on one of the others. `backend` is the one on which it takes part in the quick check.
 
     The quick check tests HTTP on the newest interpreter only.
@@ -280,7 +299,8 @@ def interpreter_in_the_middle(python: Interpreter, backend: str | None) -> Itera
     yield build_for(python, in_quick=backend is not None)
     for loops in BACKENDS:
         name, without_http = f"python 3.{minor} {loops}", "ARGS=--ignore tests/http"
-        yield tests_of(python, name, f"{covers} {loops}", loops, without_http, in_quick=loops == backend)
+        quick = loops == backend
+        yield tests_of(python, name, f"{covers} {loops}", loops, without_http, examples=examples, in_quick=quick)
     yield tests_of(python, f"control 3.{minor}", "the same on asyncio, with HTTP", "asyncio")
     yield tests_of(
         python, f"http 3.{minor}", "the tests of HTTP, on both backends", ",".join(BACKENDS), "ARGS=tests/http"
@@ -490,7 +510,8 @@ def check(arguments: argparse.Namespace) -> int:
     """Choose the steps, and run them."""
     commit = run_quietly("git", "rev-parse", "HEAD").stdout.strip() or "0"
     pythons = find_interpreters()
-    steps = choose(plan(pythons, commit), arguments.steps, arguments.all)
+    quick = not arguments.all and not arguments.steps
+    steps = choose(plan(pythons, commit, quick=quick), arguments.steps, arguments.all)
     if arguments.list:
         for step in steps:
             print(f"{step.name:28} {step.covers}")
@@ -514,7 +535,7 @@ def check(arguments: argparse.Namespace) -> int:
     used = [pythons.main, *(python for python in pythons.others.values() if f"build on 3.{python.minor}" in names)]
     turn = turn_of(commit, pythons.in_the_middle)
     notes = [*pythons.missing, *changes_of_asyncio(used)]
-    if turn is not None and not arguments.all and not arguments.steps:
+    if turn is not None and quick:
         notes.append(
             f"of {', '.join(f'3.{python.minor}' for python in pythons.in_the_middle)}, "
             f"it was the turn of 3.{turn.python.minor} on {turn.backend}"

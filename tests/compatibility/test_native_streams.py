@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from ringloop import _streams
-from support import HOST, noop, same_as_asyncio, turns, until
+from support import HOST, examples, noop, same_as_asyncio, turns, until
 
 COMMON = {
     "deadline": None,
@@ -196,7 +196,7 @@ async def run(program, kind, limit):
     return trace
 
 
-@settings(max_examples=400, **COMMON)
+@settings(max_examples=examples(400), **COMMON)
 @given(program=st.lists(ACTIONS, max_size=25), limit=st.sampled_from([1, 2, 5, 2**16]))
 @example(program=[("read", 4), ("turns", 1), ("feed", b"abc"), ("set_exception",), ("turns", 2)], limit=5)
 @example(program=[("readexactly", 9), ("turns", 1), ("feed", b"ab"), ("feed_eof",), ("turns", 2)], limit=5)
@@ -1074,7 +1074,7 @@ async def converse(program, limit, server_side):
     return trace
 
 
-@settings(max_examples=60, **COMMON)
+@settings(max_examples=examples(60), **COMMON)
 @given(
     program=st.lists(st.lists(ON_A_CONNECTION, min_size=1, max_size=3), max_size=12),
     limit=st.sampled_from([1, 2, 5, 2**16]),

@@ -16,6 +16,7 @@ from support import (
     HOST,
     Recorder,
     attach,
+    examples,
     finish,
     has_flow_control_in_writelines,
     receive_all,
@@ -100,7 +101,7 @@ def trace_of(loop, program, turn_count=12):
 
 
 @given(program=PROGRAMS)
-@settings(max_examples=80, **COMMON)
+@settings(max_examples=examples(80), **COMMON)
 def test_random_programs_run_in_asyncios_order(loop, program):
     """The loop under test keeps running programs; the reference gets a fresh loop for each."""
     reference = factory_of("asyncio")()
@@ -113,7 +114,7 @@ def test_random_programs_run_in_asyncios_order(loop, program):
 
 
 @given(st.lists(st.tuples(st.integers(-50, 50), st.booleans()), max_size=60, unique_by=lambda item: item[0]))
-@settings(max_examples=60, **COMMON)
+@settings(max_examples=examples(60), **COMMON)
 def test_timers_fire_sorted_whatever_the_order_of_insertion_and_cancelling(loop, timers):
     trace = []
     base = loop.time() - 1
@@ -140,7 +141,7 @@ WRITES = st.lists(
 
 
 @given(writes=WRITES)
-@settings(max_examples=40, **COMMON)
+@settings(max_examples=examples(40), **COMMON)
 def test_what_is_written_in_pieces_arrives_whole(loop, writes):
     sent = bytearray()
 
@@ -172,7 +173,7 @@ READS = st.one_of(
 @given(
     data=st.binary(max_size=8000), cuts=st.lists(st.integers(0, 8000), max_size=8), reads=st.lists(READS, max_size=15)
 )
-@settings(max_examples=60, **COMMON)
+@settings(max_examples=examples(60), **COMMON)
 def test_reading_in_any_way_gives_the_bytes_in_order(loop, data, cuts, reads):
     async def feed(peer):
         edges = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
@@ -268,7 +269,7 @@ def use_a_reader(program, limit, loop, journal):
 
 @pytest.mark.ringloop_only
 @given(program=STREAM_PROGRAMS, limit=st.integers(1, 100))
-@settings(max_examples=60, **COMMON)
+@settings(max_examples=examples(60), **COMMON)
 def test_random_reading_does_what_asyncios_does(loop_factory, program, limit):
     same_journal(use_a_reader, loop_factory, program, limit)
 
@@ -372,7 +373,7 @@ def control_the_flow(program, loop, journal):
 @pytest.mark.ringloop_only
 @given(program=FLOW_PROGRAMS)
 @example(program=(("write", 16257), ("read", 1), ("read", 8127), ("writelines", (1,))))
-@settings(max_examples=80, **COMMON)
+@settings(max_examples=examples(80), **COMMON)
 def test_random_flow_control_does_what_asyncios_does(loop_factory, program):
     same_journal(control_the_flow, loop_factory, program)
 
@@ -492,7 +493,7 @@ def run_tasks(program, loop, journal):
 
 @pytest.mark.ringloop_only
 @given(program=TASK_PROGRAMS)
-@settings(max_examples=120, **COMMON)
+@settings(max_examples=examples(120), **COMMON)
 def test_random_tasks_and_cancellations_go_as_in_asyncio(loop_factory, program):
     same_journal(run_tasks, loop_factory, program)
 
@@ -581,6 +582,6 @@ def run_a_server(program, loop, journal):
 
 @pytest.mark.ringloop_only
 @given(program=SERVER_PROGRAMS)
-@settings(max_examples=60, **COMMON)
+@settings(max_examples=examples(60), **COMMON)
 def test_random_lives_of_a_server_go_as_in_asyncio(loop_factory, program):
     same_journal(run_a_server, loop_factory, program)

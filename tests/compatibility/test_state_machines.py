@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 import state_machines
+from support import examples
 
 
 @pytest.mark.ringloop_only
@@ -52,7 +53,7 @@ def run_examples(make, count):
     run_state_machine_as_test(
         make,
         settings=settings(
-            max_examples=count,
+            max_examples=examples(count),
             stateful_step_count=20,
             derandomize=True,
             phases=[Phase.generate],

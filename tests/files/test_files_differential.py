@@ -10,9 +10,10 @@ import hypothesis.strategies as st
 import pytest
 
 from ringloop import files
+from support import examples
 
 SETTINGS = hypothesis.settings(
-    max_examples=int(os.environ.get("RINGLOOP_TEST_EXAMPLES", "10")),
+    max_examples=examples(10),
     deadline=None,
     database=None,
     derandomize=True,

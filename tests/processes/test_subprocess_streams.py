@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from support import run_child, same_as_asyncio
+from support import examples, run_child, same_as_asyncio
 
 PIPE = asyncio.subprocess.PIPE
 
@@ -133,7 +133,12 @@ def test_a_protocol_of_one_s_own(loop):
     loop.run_until_complete(main())
 
 
-@settings(max_examples=50, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(50),
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(sizes=st.lists(st.one_of(st.integers(1, 100), st.integers(1, 300_000)), max_size=12), big=st.booleans())
 def test_pieces_are_joined(loop, sizes, big):
     pieces = [bytes([number + 1]) * size for number, size in enumerate(sizes)]

@@ -14,6 +14,7 @@ from support import (
     Echo,
     Recorder,
     capture_contexts,
+    examples,
     finish,
     released_view,
     same_as_asyncio,
@@ -200,7 +201,7 @@ def test_what_cannot_be_written(loop_factory, data):
     receiver=st.sampled_from(["protocol", "buffered", "tiny buffer", "stream"]),
     version=st.sampled_from(list(VERSIONS)),
 )
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_data_cut_anywhere_arrives(loop_factory, pieces, way, cut, receiver, version):
     """Sent through a transport in any form, and sent back in records that arrive in any pieces."""
 

@@ -42,6 +42,16 @@ def test_interpreters_in_the_middle_take_turns():
     assert turns < set(names(check.choose(check.plan(ALL, "0" * 40), [], everything=True)))
 
 
+def test_only_the_quick_check_tries_fewer_examples_and_never_on_the_main_interpreter():
+    def with_fewer(steps):
+        return {step.name for step in steps if any("RINGLOOP_TEST_EXAMPLES" in word for word in step.command)}
+
+    quick = check.choose(check.plan(ALL, "0" * 40, quick=True), [], everything=False)
+    assert with_fewer(quick) == {step.name for step in quick if step.name.startswith("python 3.")}
+    assert with_fewer(quick)
+    assert with_fewer(check.plan(ALL, "0" * 40)) == set()
+
+
 @pytest.mark.parametrize("found", [ALL, pythons(12), pythons(15, 11), pythons(13, 14, 15)], ids=str)
 def test_no_step_waits_for_a_later_one_of_its_lane_or_for_itself(found):
     steps = check.plan(found, "0" * 40)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from datagram_support import DatagramRecorder, close, drain, endpoint, unix_socket, wait_for
 from support import (
+    examples,
     finish,
     turns,
 )
@@ -81,7 +82,7 @@ def traffic(loop, actions, folder):
 @settings(
     deadline=None,
     database=None,
-    max_examples=25,
+    max_examples=examples(25),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @pytest.mark.ringloop_only
