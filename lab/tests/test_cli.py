@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -759,6 +760,17 @@ def test_a_module_that_cannot_be_loaded_is_no_verdict(tmp_path: Path) -> None:
     done = subprocess.run(command_of("targets"), capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 2
     assert "ImportError: it is broken" in done.stderr
+
+
+@pytest.mark.parametrize("words", ["ringlab --help", "ringlab targets", "ringlab.guardian nobody-has-this-mark"])
+def test_only_what_compares_figures_waits_for_scipy(words: str, tmp_path: Path) -> None:
+    (tmp_path / "scipy.py").write_text("raise ImportError('it is imported too early')\n")
+    environment = dict(os.environ) | {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    command = [sys.executable, "-m", *words.split()]
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("unread", [False, True], ids=["full", "unread"])

@@ -1,4 +1,4 @@
-"""The statistics agree with scipy's, and the verdicts are right as often as they claim."""
+"""The statistics agree with scipy's tests, and the verdicts are right as often as they claim."""
 
 import itertools
 import math
@@ -15,6 +15,22 @@ from ringlab import results, statistics
 ASYNCIO_CPU_US = [5.91, 6.02, 5.88, 6.35, 5.97, 5.84, 6.11, 5.93, 6.08, 5.99, 7.42]
 """Recorded: echo of 1 KB on 50 connections, server CPU per message in 11 rounds; the last was disturbed."""
 UVLOOP_CPU_US = [5.12, 5.18, 5.09, 5.44, 5.07, 5.10, 5.21, 5.15, 5.16, 5.19, 5.31]
+
+
+STUDENT_TAIL: dict[int, Callable[[float], float]] = {
+    1: lambda t: 0.5 - math.atan(t) / math.pi,
+    2: lambda t: 0.5 - t / (2 * math.sqrt(2 + t * t)),
+    4: lambda t: 0.5 - t * (t * t + 6) / (2 * (t * t + 4) ** 1.5),
+}
+"""Student's distribution, where a short formula has it."""
+
+
+@pytest.mark.parametrize("freedom", STUDENT_TAIL)
+def test_students_distribution_is_the_one_of_textbooks(freedom: int) -> None:
+    for t in (0, 0.1, 1, 2.5, 10, 100):
+        expected = STUDENT_TAIL[freedom](t)
+        assert statistics.student_tail(t, freedom) == pytest.approx(expected, rel=1e-9, abs=1e-15)
+        assert statistics.student_quantile(1 - expected, freedom) == pytest.approx(t, rel=1e-6, abs=1e-9)
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 4, 8, 30, 200])
@@ -90,11 +106,16 @@ def test_the_interval_of_many_rounds_is_that_of_the_trimmed_mean() -> None:
     assert statistics.judge(found, 18 * found.p, statistics.MARGIN) == "above"
 
 
-def test_digamma_and_trigamma_are_scipys() -> None:
+def test_digamma_and_trigamma_are_derivatives_of_log_gamma() -> None:
+    assert statistics.digamma(1) == pytest.approx(-np.euler_gamma, rel=1e-12)
+    assert statistics.trigamma(1) == pytest.approx(math.pi**2 / 6, rel=1e-12)
+    assert statistics.trigamma(0.5) == pytest.approx(math.pi**2 / 2, rel=1e-12)
     for x in (0.25, 0.5, 1.0, 2.5, 7.0, 40.0):
-        assert statistics.digamma(x) == pytest.approx(special.digamma(x), rel=1e-8)
+        assert statistics.digamma(x + 1) - statistics.digamma(x) == pytest.approx(1 / x, rel=1e-8)
         assert statistics.trigamma(x) == pytest.approx(special.polygamma(1, x), rel=1e-8)
         assert statistics.inverse_trigamma(statistics.trigamma(x)) == pytest.approx(x, rel=1e-6)
+    for value in (1e-4, 0.01, 1.0, 1e3, 1e9):
+        assert statistics.trigamma(statistics.inverse_trigamma(value)) == pytest.approx(value, rel=1e-9)
     for freedom in (1, 2, 5, 17):
         expected = stats.chi2.ppf(0.1, freedom) / freedom
         assert statistics.chi_square_share(freedom) == pytest.approx(expected, abs=0.03)
