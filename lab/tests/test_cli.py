@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+import recorded
 from click.testing import CliRunner, Result
 
 from conftest import CALL_SOON, FAST, MakeTargets, command_of
 from ringlab import cli, guard, manifest, preflight, publishing, results, session, storage, workloads
 from ringlab.report import terminal
 
-RECORDED = Path(__file__).parent / "data" / "recorded.json"
 # Each starts dozens of processes, which takes its time where a machine has much to do.
 pytestmark = [pytest.mark.usefixtures("fake_load"), pytest.mark.timeout(300)]
 
@@ -159,7 +159,7 @@ def test_a_quick_run_leaves_out_lesser_variants_unless_they_are_named(
         (("run", "--minutes", "5"), "--minutes needs --quick; otherwise use --rounds and --seconds"),
         (("run", "--baseline", "two"), "the baseline two takes no part: there is no target 'two'"),
         (("run", "--rounds", "0"), "Invalid value for '--rounds'"),
-        (("compare", "one", "one", "--in", RECORDED), "A and B are the same: compare one with one (again)"),
+        (("compare", "one", "one", "--in", recorded.FILE), "A and B are the same: compare one with one (again)"),
         (("compare", "one", "two"), "there is no target 'two'; `ringlab targets` lists them"),
     ],
 )
@@ -303,23 +303,23 @@ FORMATS = [kind for kind in cli.FORMATS if kind != "tcpkali"]
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_result_is_reported(kind: str, tmp_path: Path) -> None:
-    found = ringlab("report", RECORDED, "--format", kind)
+    found = ringlab("report", recorded.FILE, "--format", kind)
     assert found.exit_code == 0, found.output
     assert "echo/framed/1KB/100" in found.output
     path = tmp_path / "report"
-    assert ringlab("report", RECORDED, "--format", kind, "--output", path).exit_code == 0
+    assert ringlab("report", recorded.FILE, "--format", kind, "--output", path).exit_code == 0
     assert "echo/framed/1KB/100" in path.read_text()
 
 
 def test_every_verdict_and_setting_is_in_the_report() -> None:
-    result = results.Result.read(RECORDED)
+    result = results.Result.read(recorded.FILE)
     for kind in ("terminal", "markdown"):
-        text = " ".join(ringlab("report", RECORDED, "--format", kind).output.split())
+        text = " ".join(ringlab("report", recorded.FILE, "--format", kind).output.split())
         for cell in result.cells:
             assert cell.analysis.groups[0].verdict.sentence in text
         assert "install it with: apt-get install" in text.replace("Install it with `", "install it with: ")
         assert result.environment.cpu_model in text
-    assert "ringlab run bind/listen/1" in ringlab("report", RECORDED, "--format", "markdown").output
+    assert "ringlab run bind/listen/1" in ringlab("report", recorded.FILE, "--format", "markdown").output
 
 
 def test_compare_takes_two_arms_and_not_their_targets(make_targets: MakeTargets, tmp_path: Path) -> None:
@@ -387,7 +387,7 @@ def test_ctrl_c_keeps_what_was_measured_and_a_run_goes_on(make_targets: MakeTarg
 
 def test_paths_of_a_result_are_those_that_were_given(tmp_path: Path) -> None:
     """Whatever bytes they have, and where they look like such a path that is written out."""
-    made = results.Result.read(RECORDED)
+    made = results.Result.read(recorded.FILE)
     plain = tmp_path / "caf\\udce9"
     plain.touch()
     given = ["--goals", f"{tmp_path}/{os.fsdecode(bytes(range(0x80, 0x100)))}", "--targets-folder", str(plain)]
@@ -706,7 +706,7 @@ def test_what_is_no_longer_known_cannot_go_on(
 
 
 def test_a_damaged_histogram_is_named(tmp_path: Path) -> None:
-    content = json.loads(RECORDED.read_text())
+    content = json.loads(recorded.FILE.read_text())
     cell = next(cell for cell in content["cells"] if cell["name"] == "rtt/1KB")
     for sample in cell["samples"]:
         sample["histograms"] = dict.fromkeys(sample["histograms"], "junk")
@@ -721,7 +721,7 @@ def test_a_damaged_histogram_is_named(tmp_path: Path) -> None:
 def test_a_report_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "none" / "report"
     for kind in FORMATS:
-        found = ringlab("report", RECORDED, "--format", kind, "--output", path)
+        found = ringlab("report", recorded.FILE, "--format", kind, "--output", path)
         assert found.exit_code == 2, found.output
         assert f"{path} can't be written: No such file or directory; choose another file with --output" in found.output
 
@@ -729,7 +729,7 @@ def test_a_report_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
 def test_a_full_disk_below_what_is_printed_is_an_error() -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            command_of("report", RECORDED), stdout=full, stderr=subprocess.PIPE, text=True, check=False
+            command_of("report", recorded.FILE), stdout=full, stderr=subprocess.PIPE, text=True, check=False
         )
     assert done.returncode == 2
     assert "Error: No space left on device" in done.stderr

@@ -3,9 +3,9 @@
 import io
 import shlex
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
+import recorded
 import report_data
 from rich.console import Console
 
@@ -14,8 +14,6 @@ from ringlab.report import html, markdown, terminal
 
 # Making the result that is reported takes a minute where a machine has much to do.
 pytestmark = pytest.mark.timeout(300)
-
-RECORDED = Path(__file__).parent / "data" / "recorded.json"
 
 
 def as_markdown(result: results.Result) -> str:
@@ -62,7 +60,7 @@ def test_everything_that_a_reader_must_know_is_said(render: object) -> None:
 
 @pytest.mark.parametrize("width", [20, 60, 80, 100, 160])
 def test_a_narrow_terminal_shows_figures_ratios_and_verdicts_whole(width: int) -> None:
-    result, output = results.Result.read(RECORDED), io.StringIO()
+    result, output = results.Result.read(recorded.FILE), io.StringIO()
     console = Console(file=output, width=width, soft_wrap=True)
     for cell in result.cells:
         terminal.print_cell(console, cell)

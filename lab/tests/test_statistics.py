@@ -3,10 +3,10 @@
 import itertools
 import math
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
+import recorded
 from numpy.typing import NDArray
 from scipy import special, stats
 
@@ -55,13 +55,13 @@ def test_few_rounds_are_judged_as_scipys_paired_t_test_does() -> None:
 
 def test_every_comparison_of_a_recorded_run_is_scipys() -> None:
     """Of all arms, in all figures: what a busy machine really gave, with rounds that are missing."""
-    recorded = results.Result.read(Path(__file__).parent / "data" / "recorded.json")
+    run = results.Result.read(recorded.FILE)
     checked = 0
 
     def limited(ends: tuple[float, float]) -> NDArray[np.float64]:
         return np.clip(ends, -statistics.LOG_MAX, statistics.LOG_MAX)
 
-    for cell in recorded.cells:
+    for cell in run.cells:
         for metric, (first, *others) in itertools.product(cell.metrics, [cell.arms]):
             for other in others:
                 pairs = zip(cell.series(other, metric.key), cell.series(first, metric.key), strict=True)
