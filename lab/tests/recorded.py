@@ -28,7 +28,7 @@ CELLS = {
 """The cells that stay, with what only they have."""
 ARMS_LEFT_OUT = ("asyncio-streams", "uvloop-protocol")
 FIGURES_BESIDES = ("operations", "window_s")
-"""What samples keep besides the figures that their cell shows."""
+"""Figures that samples keep besides those that their cell shows."""
 WITH_HISTOGRAMS = ("c-epoll", "go")
 COLUMNS = 140
 
