@@ -2,12 +2,15 @@
 
 use std::fmt;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
+use socket2::SockAddr;
 
+use crate::endpoint::Endpoint;
 use crate::output;
 use crate::settings::Settings;
 use crate::start::Start;
@@ -83,6 +86,7 @@ Examples:
   ringlab-load echo --address 127.0.0.1:5050 --connections 100 --size 16384 --window 10
   ringlab-load echo --address 127.0.0.1:5050 --mode stream --message 'hello world'
   ringlab-load echo --address 127.0.0.1:5050 --rate 20000
+  ringlab-load echo --address unix:/run/server.sock
   ringlab-load echo --address 127.0.0.1:5050 --churn
   ringlab-load echo --address 127.0.0.1:5050 --idle -c 1000 --steps 10
 
@@ -122,7 +126,7 @@ Example, on a machine with two CPUs:
 
 `ringlab-load --help` explains the result.";
 
-/// Loads a TCP server, checks every byte that comes back, and measures throughput, latency, and the cost of the server's processes.
+/// Loads a server, checks every byte that comes back, and measures throughput, latency, and the cost of the server's processes.
 ///
 /// Prints JSON on stdout, one object per line: events while it runs ("connected", "window_start", "progress" once per second,
 /// "window_end"), and as the last line the "result". Sizes are in bytes, times on the command line in seconds, times in the output in
@@ -153,6 +157,14 @@ impl Arguments {
 impl Workload {
     /// Why its options contradict each other, if they do.
     fn contradiction(&self) -> Option<String> {
+        if let Self::Discard(Discard { common, .. }) = self
+            && let Endpoint::Unix(_) = common.address.endpoint
+        {
+            return Some(
+                "discard counts what the server's kernel has acknowledged, which a Unix socket can't tell: use HOST:PORT"
+                    .to_owned(),
+            );
+        }
         let (given, instead) = match self {
             Self::Echo(echo) if echo.mode == Mode::Stream => {
                 let Connecting { churn, idle, .. } = echo.connecting;
@@ -264,7 +276,7 @@ pub(crate) struct Measuring {
 /// The options that all loads of a server have in common.
 #[derive(Args, Clone, Debug, Serialize)]
 pub(crate) struct Common {
-    /// Server to load, as in 127.0.0.1:8080, [::1]:8080 or localhost:8080
+    /// Server to load, as in 127.0.0.1:8080, [::1]:8080, localhost:8080 or, for a Unix stream socket, unix:/run/server.sock
     #[arg(long, value_name = "HOST:PORT", value_parser = parse_address)]
     pub(crate) address: Address,
 
@@ -598,7 +610,7 @@ impl Ceiling {
         Common {
             address: Address {
                 name: socket.to_string(),
-                socket,
+                endpoint: Endpoint::Tcp(socket),
             },
             measuring: self.measuring.clone(),
             ramp: Duration::ZERO,
@@ -623,7 +635,7 @@ impl Common {
         let connections = load.connections.unwrap_or(connections_default);
         let measuring = &self.measuring;
         Settings {
-            address: self.address.socket,
+            endpoint: self.address.endpoint.clone(),
             connections,
             pipeline: load.pipeline,
             // Further threads would have nothing to do.
@@ -652,14 +664,14 @@ impl Common {
 /// Where the server is.
 #[derive(Clone, Debug)]
 pub(crate) struct Address {
-    /// The address as it was given, with the port.
+    /// The address as it was given, with the port; what requests call the server. A Unix socket is called localhost.
     pub(crate) name: String,
-    pub(crate) socket: SocketAddr,
+    pub(crate) endpoint: Endpoint,
 }
 
 impl Serialize for Address {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self.socket.serialize(serializer)
+        serializer.collect_str(&self.endpoint)
     }
 }
 
@@ -696,6 +708,18 @@ fn parse_cpus(text: &str) -> Result<Cpus, String> {
 }
 
 fn parse_address(text: &str) -> Result<Address, String> {
+    if let Some(path) = text.strip_prefix("unix:") {
+        if path.is_empty() {
+            return Err(
+                "the path of the socket is missing, as in unix:/run/server.sock".to_owned(),
+            );
+        }
+        SockAddr::unix(path).map_err(|error| format!("no socket can have this path: {error}"))?;
+        return Ok(Address {
+            name: "localhost".to_owned(),
+            endpoint: Endpoint::Unix(PathBuf::from(path)),
+        });
+    }
     let addresses: Vec<SocketAddr> = text
         .to_socket_addrs()
         .map_err(|error| format!("{error}; write it as HOST:PORT, for example 127.0.0.1:5050"))?
@@ -707,7 +731,7 @@ fn parse_address(text: &str) -> Result<Address, String> {
     }
     Ok(Address {
         name: text.to_owned(),
-        socket,
+        endpoint: Endpoint::Tcp(socket),
     })
 }
 

@@ -1,9 +1,10 @@
 //! The first message of fresh connections, which costs more than the messages after it.
 
 use std::io::{self, Read, Write};
-use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+
+use socket2::Socket;
 
 use crate::failure::{Failure, Failures, Kind, connect_failure};
 use crate::latencies::Latencies;
@@ -82,12 +83,11 @@ fn one_message(
         sequence: 0,
     };
     let began_ns = now_ns();
-    let mut stream = TcpStream::connect_timeout(&settings.address, timeout)
-        .map_err(|error| connect_failure(index, settings.address, &error))?;
+    let mut stream = (settings.endpoint.connect(timeout))
+        .map_err(|error| connect_failure(index, &settings.endpoint, &error))?;
     let connected_ns = now_ns();
     let prepared = stream
-        .set_nodelay(true)
-        .and_then(|()| stream.set_read_timeout(Some(timeout.min(LOOK))))
+        .set_read_timeout(Some(timeout.min(LOOK)))
         .and_then(|()| stream.set_write_timeout(Some(timeout)));
     prepared.map_err(|error| explain(index, &error, 0))?;
 
@@ -139,7 +139,7 @@ fn one_message(
 }
 
 /// Receives something. It spins before it sleeps, as the load does, so that the two can be compared.
-fn receive(stream: &mut TcpStream, buffer: &mut [u8], spin_ns: u64) -> io::Result<usize> {
+fn receive(stream: &mut Socket, buffer: &mut [u8], spin_ns: u64) -> io::Result<usize> {
     if spin_ns > 0 {
         stream.set_nonblocking(true)?;
         let until_ns = now_ns() + spin_ns;

@@ -7,6 +7,8 @@ use std::sync::Mutex;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
+use crate::endpoint::Endpoint;
+
 /// The kinds of failures. A failure that [voids](Kind::voids) a run ends it at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -154,11 +156,7 @@ impl Failures {
 }
 
 /// Why a connection couldn't be made, and what to do about it.
-pub(crate) fn connect_failure(
-    number: u32,
-    address: std::net::SocketAddr,
-    error: &io::Error,
-) -> Failure {
+pub(crate) fn connect_failure(number: u32, endpoint: &Endpoint, error: &io::Error) -> Failure {
     let advice = match error.raw_os_error() {
         Some(libc::EADDRNOTAVAIL) => format!(
             "; no local port is free: there are {} for one address (net.ipv4.ip_local_port_range), and closed connections keep theirs \
@@ -168,12 +166,14 @@ pub(crate) fn connect_failure(
         ),
         Some(libc::EMFILE) => "; this process may open no more descriptors (ulimit -n)".to_owned(),
         Some(libc::ENFILE) => "; the machine may open no more descriptors (fs.file-max)".to_owned(),
-        Some(libc::ECONNREFUSED) => "; is the server listening there?".to_owned(),
+        Some(libc::ECONNREFUSED | libc::ENOENT) => "; is the server listening there?".to_owned(),
+        Some(libc::EAGAIN) => "; its backlog is full, because the server accepts connections more slowly than they are opened (--ramp)"
+            .to_owned(),
         _ => String::new(),
     };
     Failure::new(
         Kind::Connect,
-        format!("connection {number} to {address} failed: {error}{advice}"),
+        format!("connection {number} to {endpoint} failed: {error}{advice}"),
     )
 }
 
@@ -183,14 +183,15 @@ mod tests {
 
     #[test]
     fn exhausted_ports_and_descriptors_are_explained() {
-        let address = "127.0.0.1:80".parse().unwrap();
+        let endpoint = Endpoint::Tcp("127.0.0.1:80".parse().unwrap());
         for (error, words) in [
             (libc::EADDRNOTAVAIL, "no local port is free"),
             (libc::EMFILE, "ulimit -n"),
             (libc::ENFILE, "fs.file-max"),
             (libc::ECONNREFUSED, "is the server listening there?"),
+            (libc::EAGAIN, "its backlog is full"),
         ] {
-            let failure = connect_failure(7, address, &io::Error::from_raw_os_error(error));
+            let failure = connect_failure(7, &endpoint, &io::Error::from_raw_os_error(error));
             assert_eq!(failure.kind, Kind::Connect);
             assert!(
                 failure

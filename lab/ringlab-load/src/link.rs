@@ -1,7 +1,6 @@
-//! The bytes of a connection: TCP, or TLS on it.
+//! The bytes of a connection: those of its socket, or TLS on it.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::TcpStream;
 use std::sync::Arc;
 
 use rustls::client::Resumption;
@@ -9,16 +8,17 @@ use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, Server
 use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{ClientConfig, ClientConnection, DigitallySignedStruct, SignatureScheme};
+use socket2::Socket;
 
 /// A connection to the server.
 pub(crate) enum Link {
-    Plain(TcpStream),
+    Plain(Socket),
     Tls(Box<Tls>),
 }
 
 /// A connection with TLS.
 pub(crate) struct Tls {
-    stream: TcpStream,
+    stream: Socket,
     session: ClientConnection,
 }
 
@@ -33,7 +33,7 @@ pub(crate) struct Received {
 
 impl Link {
     /// A connection on a non-blocking socket.
-    pub(crate) fn new(stream: TcpStream, tls: Option<&Arc<ClientConfig>>) -> io::Result<Self> {
+    pub(crate) fn new(stream: Socket, tls: Option<&Arc<ClientConfig>>) -> io::Result<Self> {
         let Some(config) = tls else {
             return Ok(Self::Plain(stream));
         };
@@ -42,7 +42,7 @@ impl Link {
         Ok(Self::Tls(Box::new(Tls { stream, session })))
     }
 
-    pub(crate) fn socket(&self) -> &TcpStream {
+    pub(crate) fn socket(&self) -> &Socket {
         match self {
             Self::Plain(stream) => stream,
             Self::Tls(tls) => &tls.stream,

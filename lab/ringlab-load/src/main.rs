@@ -1,4 +1,4 @@
-//! The load generator of ringlab: it loads a TCP server, checks every byte that comes back, and prints its measurements as JSON.
+//! The load generator of ringlab: it loads a server, checks every byte that comes back, and prints its measurements as JSON.
 //!
 //! `ringlab-load --help` explains workloads, options, units and the result. The principles:
 //!
@@ -26,6 +26,7 @@ mod ceiling;
 mod cold;
 mod connection;
 mod control;
+mod endpoint;
 mod exchange;
 mod failure;
 mod http;

@@ -7,14 +7,15 @@
 
 use std::io::{self, Read, Write};
 use std::mem;
-use std::net::{SocketAddr, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use serde_json::{Map, Value, json};
+use socket2::Socket;
 
 use crate::arguments::Address;
+use crate::endpoint::Endpoint;
 use crate::http::{Progress, parse, shown};
 
 /// The pause between the pieces of a request.
@@ -92,15 +93,14 @@ enum Bodies {
 
 /// The server to probe.
 struct Prober {
-    address: SocketAddr,
+    endpoint: Endpoint,
     patience: Duration,
 }
 
 impl Prober {
     /// Sends `pieces` one after another on a fresh connection, and waits for `awaited` answers.
     fn ask(&self, pieces: &[&str], awaited: usize, bodies: Bodies) -> io::Result<Came> {
-        let mut stream = TcpStream::connect_timeout(&self.address, self.patience)?;
-        stream.set_nodelay(true)?;
+        let mut stream = self.endpoint.connect(self.patience)?;
         stream.set_write_timeout(Some(self.patience))?;
         let mut came = Came::default();
         for (index, piece) in pieces.iter().enumerate() {
@@ -145,7 +145,7 @@ fn is_over(error: &io::Error) -> bool {
 
 /// Receives until the deadline, the end of the connection, or until `enough` is true.
 fn receive(
-    stream: &mut TcpStream,
+    stream: &mut Socket,
     came: &mut Came,
     deadline: Instant,
     enough: impl Fn(&[u8]) -> bool,
@@ -292,7 +292,7 @@ fn ask_all(prober: &Prober, questions: &[Question<'_>]) -> io::Result<Vec<Came>>
 /// Probes the server at `address`; returns the fields of the event.
 pub(crate) fn probe(address: &Address, path: &str, timeout: Duration) -> anyhow::Result<Value> {
     let prober = Prober {
-        address: address.socket,
+        endpoint: address.endpoint.clone(),
         patience: timeout.min(PATIENCE_MAX),
     };
     let host = format!("Host: {}\r\n", address.name);

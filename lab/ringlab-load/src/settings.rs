@@ -1,16 +1,16 @@
 //! The settings of a run that all workloads have in common.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use rustls::ClientConfig;
 
+use crate::endpoint::Endpoint;
 use crate::start::Start;
 
 /// The settings of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
-    pub(crate) address: SocketAddr,
+    pub(crate) endpoint: Endpoint,
     pub(crate) connections: u32,
     /// Requests in flight on each connection.
     pub(crate) pipeline: u32,

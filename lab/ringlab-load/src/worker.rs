@@ -11,11 +11,8 @@
 //! in flight.
 
 use std::io::{self, Write};
-use std::net::TcpStream;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-
-use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::connection::{Connection, State};
 use crate::control::Control;
@@ -227,21 +224,15 @@ impl<'a, E: Exchange> Worker<'a, E> {
 
     /// Begins to open a connection.
     fn open(&mut self, index: usize, now: u64) {
-        let address = self.settings.address;
         let tls = self.settings.tls.as_ref();
         let connect = || -> io::Result<(Link, bool)> {
-            let socket = Socket::new(
-                Domain::for_address(address),
-                Type::STREAM,
-                Some(Protocol::TCP),
-            )?;
+            let (socket, address) = self.settings.endpoint.socket()?;
             socket.set_nonblocking(true)?;
-            socket.set_tcp_nodelay(true)?;
             if self.settings.churn || self.settings.steps > 0 {
                 // Closing resets the connection, so that neither side keeps its port in TIME_WAIT.
                 socket.set_linger(Some(Duration::ZERO))?;
             }
-            let connected = match socket.connect(&address.into()) {
+            let connected = match socket.connect(&address) {
                 Ok(()) => true,
                 Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => false,
                 Err(error) => return Err(error),
@@ -253,7 +244,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
             }
             let trigger = if E::STREAMING { 0 } else { EDGE_TRIGGERED };
             self.epoll.add(&socket, events | trigger, index as u64)?;
-            Ok((Link::new(TcpStream::from(socket), tls)?, connected))
+            Ok((Link::new(socket, tls)?, connected))
         };
         self.connecting += 1;
         let begun = connect();
@@ -371,7 +362,8 @@ impl<'a, E: Exchange> Worker<'a, E> {
 
     fn not_connected(&mut self, index: usize, error: &io::Error) {
         let number = self.connections[index].number;
-        self.not_opened(index, connect_failure(number, self.settings.address, error));
+        let failure = connect_failure(number, &self.settings.endpoint, error);
+        self.not_opened(index, failure);
     }
 
     fn not_opened(&mut self, index: usize, failure: Failure) {

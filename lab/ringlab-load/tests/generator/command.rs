@@ -656,6 +656,18 @@ fn wrong_command_lines_are_refused_with_status_2() {
             ],
             "leave it out, or use --mode framed",
         ),
+        (
+            &["echo", "--address", "unix:"],
+            "the path of the socket is missing",
+        ),
+        (
+            &["echo", "--address", &format!("unix:/{}", "x".repeat(200))],
+            "no socket can have this path",
+        ),
+        (
+            &["discard", "--address", "unix:/tmp/socket"],
+            "which a Unix socket can't tell",
+        ),
         (&["nothing"], "nothing"),
     ] {
         let output = Command::new(PROGRAM).args(options).output().unwrap();

@@ -1,5 +1,6 @@
 //! Small servers whose behaviour is known, and the generator as a process.
 
+use std::fmt::Display;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Command, Output, Stdio};
@@ -128,7 +129,7 @@ pub(crate) fn http_server(
 }
 
 /// Runs the generator to its end. Unless a test is about it, a server of a test may answer late, on a busy machine.
-pub(crate) fn run(workload: &str, address: SocketAddr, options: &[&str]) -> Output {
+pub(crate) fn run(workload: &str, address: impl Display, options: &[&str]) -> Output {
     let patience: &[&str] = if options.contains(&"--timeout") {
         &[]
     } else {
@@ -145,7 +146,7 @@ pub(crate) fn run(workload: &str, address: SocketAddr, options: &[&str]) -> Outp
 }
 
 /// Runs the generator, which must have measured; returns its events.
-pub(crate) fn events(workload: &str, address: SocketAddr, options: &[&str]) -> Vec<Value> {
+pub(crate) fn events(workload: &str, address: impl Display, options: &[&str]) -> Vec<Value> {
     events_of(&run(workload, address, options))
 }
 
@@ -160,7 +161,7 @@ pub(crate) fn events_of(output: &Output) -> Vec<Value> {
 }
 
 /// Runs the generator, which must have measured; returns its result.
-pub(crate) fn result(workload: &str, address: SocketAddr, options: &[&str]) -> Value {
+pub(crate) fn result(workload: &str, address: impl Display, options: &[&str]) -> Value {
     let result = events(workload, address, options).pop().unwrap();
     assert_eq!(result["event"], "result");
     result
@@ -203,7 +204,7 @@ pub(crate) fn is_alone(test: &str) -> bool {
 
 /// Runs the generator, which must have measured something, and met no failure; returns its result. A busy machine may leave a server
 /// no time in a short window: it is tried again with one that is twice as long.
-pub(crate) fn flawless(workload: &str, address: SocketAddr, options: &[&str]) -> Value {
+pub(crate) fn flawless(workload: &str, address: impl Display, options: &[&str]) -> Value {
     let at = options
         .iter()
         .position(|option| *option == "--window")
@@ -214,7 +215,7 @@ pub(crate) fn flawless(workload: &str, address: SocketAddr, options: &[&str]) ->
         let window = window_s.to_string();
         let mut options = options.to_vec();
         options[at] = &window;
-        let result = result(workload, address, &options);
+        let result = result(workload, &address, &options);
         if result["void"] != "nothing was answered in the window" || window_s > 60.0 {
             assert_flawless(&result);
             return result;

@@ -223,7 +223,7 @@ fn a_slow_server_counts_after_the_window_as_well() {
 
 #[test]
 fn a_stream_has_no_pipeline() {
-    let address = "127.0.0.1:9".parse().unwrap();
+    let address = "127.0.0.1:9";
     let output = run("discard", address, &["--pipeline", "2"]);
     assert_eq!(output.status.code(), Some(2));
     let words = text(&output.stderr);

@@ -8,3 +8,4 @@ mod echo;
 mod http;
 mod protocols;
 mod together;
+mod unix;

@@ -1,0 +1,51 @@
+//! Where a server is, and sockets that lead there.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+
+/// Where a server is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Endpoint {
+    Tcp(SocketAddr),
+    /// A stream socket with a path.
+    Unix(PathBuf),
+}
+
+impl Endpoint {
+    /// A new socket for it, and its address.
+    pub(crate) fn socket(&self) -> io::Result<(Socket, SockAddr)> {
+        match self {
+            Self::Tcp(address) => {
+                let domain = Domain::for_address(*address);
+                let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?;
+                socket.set_tcp_nodelay(true)?;
+                Ok((socket, (*address).into()))
+            }
+            Self::Unix(path) => Ok((
+                Socket::new(Domain::UNIX, Type::STREAM, None)?,
+                SockAddr::unix(path)?,
+            )),
+        }
+    }
+
+    /// A blocking socket that is connected with it.
+    pub(crate) fn connect(&self, timeout: Duration) -> io::Result<Socket> {
+        let (socket, address) = self.socket()?;
+        socket.connect_timeout(&address, timeout)?;
+        Ok(socket)
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => address.fmt(formatter),
+            Self::Unix(path) => write!(formatter, "unix:{}", path.display()),
+        }
+    }
+}
