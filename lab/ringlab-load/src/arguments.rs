@@ -31,6 +31,8 @@ const _: () = assert!(
 const NAME_TIMEOUT: Duration = Duration::from_secs(1);
 /// The maximum size of a message, in bytes.
 const SIZE_MAX: usize = 256 * 1024 * 1024;
+/// The maximum size of a datagram on IPv4, in bytes: 65,535 less the heads of IP and UDP.
+const DATAGRAM_MAX: usize = 65_507;
 /// The maximum size of the message that a stream repeats, in bytes.
 const STREAM_MESSAGE_MAX: usize = 64 * 1024;
 /// How often the expected body may be repeated.
@@ -49,8 +51,9 @@ The result:
                 first messages. Each {count, mean_ns, min_ns, p50_ns, ..., p999_ns, max_ns, hdr},
                 with three significant digits
   errors        {kind: {count, first}}, where first describes the first one; empty without errors.
-                Kinds: connect, handshake, reset, closed, half_answer, timeout, mismatch, unexpected,
-                status, malformed, other
+                Kinds: connect, handshake, reset, closed, half_answer, timeout, lost (a datagram
+                without an echo within --timeout), late (such an echo that came after all), mismatch,
+                unexpected, status, malformed, other
   connections   asked, opened, reopened, alive_at_end, opening_s, and connect (latencies)
   fairness      operations per connection: min, p5, median, p95, max, and Jain's index (1: all
                 equal)
@@ -87,6 +90,7 @@ Examples:
   ringlab-load echo --address 127.0.0.1:5050 --mode stream --message 'hello world'
   ringlab-load echo --address 127.0.0.1:5050 --rate 20000
   ringlab-load echo --address unix:/run/server.sock
+  ringlab-load echo --address udp:127.0.0.1:5050 --timeout 0.5
   ringlab-load echo --address 127.0.0.1:5050 --churn
   ringlab-load echo --address 127.0.0.1:5050 --idle -c 1000 --steps 10
 
@@ -157,14 +161,49 @@ impl Arguments {
 impl Workload {
     /// Why its options contradict each other, if they do.
     fn contradiction(&self) -> Option<String> {
-        if let Self::Discard(Discard { common, .. }) = self
-            && let Endpoint::Unix(_) = common.address.endpoint
-        {
-            return Some(
+        self.endpoint_contradiction()
+            .or_else(|| self.stream_contradiction())
+    }
+
+    /// Why what is asked for can't be had from such a server, if it can't.
+    fn endpoint_contradiction(&self) -> Option<String> {
+        let (common, name) = match self {
+            Self::Echo(Echo { common, .. }) => (common, "echo"),
+            Self::Discard(Discard { common, .. }) => (common, "discard"),
+            Self::Http(Http { common, .. }) => (common, "http"),
+            Self::Websocket(WebSocket { common, .. }) => (common, "websocket"),
+            Self::Rtt(Rtt { common, .. }) => (common, "rtt"),
+            Self::Ceiling(_) | Self::Account(_) | Self::Responder(_) => return None,
+        };
+        match (&common.address.endpoint, self) {
+            (Endpoint::Unix(_), Self::Discard(_)) => Some(
                 "discard counts what the server's kernel has acknowledged, which a Unix socket can't tell: use HOST:PORT"
                     .to_owned(),
-            );
+            ),
+            (Endpoint::Udp(_), Self::Echo(echo)) => {
+                let Connecting { churn, idle, .. } = echo.connecting;
+                let given = [
+                    ("--mode stream", echo.mode == Mode::Stream),
+                    ("--churn", churn),
+                    ("--idle", idle),
+                ];
+                if let Some((option, _)) = given.into_iter().find(|(_, given)| *given) {
+                    return Some(format!("{option} is for connections, and UDP has none: leave it out"));
+                }
+                if echo.load.pipeline > 1 {
+                    return Some("with UDP, each socket has one datagram in flight: use more --connections instead of --pipeline".to_owned());
+                }
+                (echo.size.size > DATAGRAM_MAX).then(|| {
+                    format!("a datagram has at most {DATAGRAM_MAX} bytes: ask for a smaller --size")
+                })
+            }
+            (Endpoint::Udp(_), _) => Some(format!("{name} needs connections, and UDP has none: use HOST:PORT")),
+            _ => None,
         }
+    }
+
+    /// Why its options contradict streams, if they do.
+    fn stream_contradiction(&self) -> Option<String> {
         let (given, instead) = match self {
             Self::Echo(echo) if echo.mode == Mode::Stream => {
                 let Connecting { churn, idle, .. } = echo.connecting;
@@ -193,6 +232,9 @@ pub(crate) enum Workload {
     ///
     /// A frame carries the number of its connection, its sequence number and seeded random bytes; each connection sends the next one
     /// when it has received the whole echo (closed loop). A single wrong byte ends the run and voids it. An operation is one frame.
+    ///
+    /// With UDP a frame is a datagram, and each connection a socket of its own. A datagram without an echo within --timeout is lost: it counts
+    /// in "errors", and the socket sends the next one.
     #[command(after_long_help = ECHO_HELP)]
     Echo(Echo),
 
@@ -276,7 +318,8 @@ pub(crate) struct Measuring {
 /// The options that all loads of a server have in common.
 #[derive(Args, Clone, Debug, Serialize)]
 pub(crate) struct Common {
-    /// Server to load, as in 127.0.0.1:8080, [::1]:8080, localhost:8080 or, for a Unix stream socket, unix:/run/server.sock
+    /// Server to load, as in 127.0.0.1:8080, [::1]:8080 or localhost:8080; for a Unix stream socket as in unix:/run/server.sock, and for UDP
+    /// (echo) as in udp:127.0.0.1:5050
     #[arg(long, value_name = "HOST:PORT", value_parser = parse_address)]
     pub(crate) address: Address,
 
@@ -295,7 +338,7 @@ pub(crate) struct Common {
     #[arg(long)]
     pub(crate) start_on_stdin: bool,
 
-    /// Seconds after which an answer or a connection counts as lost
+    /// Seconds after which an answer, a datagram or a connection counts as lost
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = parse_positive_seconds)]
     #[serde(rename = "timeout_s", serialize_with = "as_seconds")]
     pub(crate) timeout: Duration,
@@ -720,18 +763,31 @@ fn parse_address(text: &str) -> Result<Address, String> {
             endpoint: Endpoint::Unix(PathBuf::from(path)),
         });
     }
-    let addresses: Vec<SocketAddr> = text
+    let (udp, place) = match text.strip_prefix("udp:") {
+        Some(place) => (true, place),
+        None => (false, text),
+    };
+    let addresses: Vec<SocketAddr> = place
         .to_socket_addrs()
         .map_err(|error| format!("{error}; write it as HOST:PORT, for example 127.0.0.1:5050"))?
         .collect();
-    let socket =
-        first_that_answers(&addresses).ok_or_else(|| format!("'{text}' has no address"))?;
+    // Nothing answers to a mere attempt at UDP.
+    let found = if udp {
+        addresses.first().copied()
+    } else {
+        first_that_answers(&addresses)
+    };
+    let socket = found.ok_or_else(|| format!("'{text}' has no address"))?;
     if socket.port() == 0 {
         return Err("the port must be the one that the server listens on, not 0".to_owned());
     }
     Ok(Address {
         name: text.to_owned(),
-        endpoint: Endpoint::Tcp(socket),
+        endpoint: if udp {
+            Endpoint::Udp(socket)
+        } else {
+            Endpoint::Tcp(socket)
+        },
     })
 }
 

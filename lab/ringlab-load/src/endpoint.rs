@@ -12,6 +12,7 @@ use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Endpoint {
     Tcp(SocketAddr),
+    Udp(SocketAddr),
     /// A stream socket with a path.
     Unix(PathBuf),
 }
@@ -24,6 +25,11 @@ impl Endpoint {
                 let domain = Domain::for_address(*address);
                 let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?;
                 socket.set_tcp_nodelay(true)?;
+                Ok((socket, (*address).into()))
+            }
+            Self::Udp(address) => {
+                let domain = Domain::for_address(*address);
+                let socket = Socket::new(domain, Type::DGRAM, Some(Protocol::UDP))?;
                 Ok((socket, (*address).into()))
             }
             Self::Unix(path) => Ok((
@@ -45,6 +51,7 @@ impl fmt::Display for Endpoint {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tcp(address) => address.fmt(formatter),
+            Self::Udp(address) => write!(formatter, "udp:{address}"),
             Self::Unix(path) => write!(formatter, "unix:{}", path.display()),
         }
     }

@@ -24,6 +24,10 @@ pub(crate) trait Exchange {
     /// Whether the server may send frames that answer no request. `take` skips them, and gets them even if nothing was asked.
     const CONTROL_FRAMES: bool = false;
 
+    /// Whether each request and each answer is a datagram, which may be lost. Then `take` gets whole datagrams, and each connection has
+    /// at most one request in flight.
+    const DATAGRAMS: bool = false;
+
     /// The bytes that a new connection sends first, before any request. Empty if the protocol needs nothing.
     fn greeting(&mut self, _connection: u32) -> &[u8] {
         &[]
@@ -59,6 +63,9 @@ pub(crate) trait Exchange {
         received: &[u8],
     ) -> Result<Taken, Failure>;
 
+    /// Gives up a request whose answer hasn't come in time. It may still come.
+    fn lose(&mut self, _request: Frame, _partial: &mut Self::Partial) {}
+
     /// Whether the answer to the next request has come already, with earlier bytes. Then `take` needs no more of them.
     fn has_next(_partial: &Self::Partial) -> bool {
         false
@@ -90,6 +97,8 @@ pub(crate) struct Taken {
 pub(crate) enum Answer {
     /// More bytes are to come.
     Incomplete,
+    /// It is the answer to a request that was given up.
+    Late,
     /// It is complete.
     Complete {
         /// Whether the server has announced that it will close the connection.

@@ -25,6 +25,10 @@ pub(crate) enum Kind {
     HalfAnswer,
     /// No answer came in time.
     Timeout,
+    /// No answer to a datagram came in time. Others may.
+    Lost,
+    /// The answer to a lost datagram came after all.
+    Late,
     /// An answer has wrong bytes.
     Mismatch,
     /// Bytes came that nobody had asked for.
@@ -37,13 +41,15 @@ pub(crate) enum Kind {
     Other,
 }
 
-const KINDS: [Kind; 11] = [
+const KINDS: [Kind; 13] = [
     Kind::Connect,
     Kind::Handshake,
     Kind::Reset,
     Kind::Closed,
     Kind::HalfAnswer,
     Kind::Timeout,
+    Kind::Lost,
+    Kind::Late,
     Kind::Mismatch,
     Kind::Unexpected,
     Kind::Status,
@@ -60,6 +66,8 @@ impl Kind {
             Self::Closed => "closed",
             Self::HalfAnswer => "half_answer",
             Self::Timeout => "timeout",
+            Self::Lost => "lost",
+            Self::Late => "late",
             Self::Mismatch => "mismatch",
             Self::Unexpected => "unexpected",
             Self::Status => "status",

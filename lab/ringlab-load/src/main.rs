@@ -26,6 +26,7 @@ mod ceiling;
 mod cold;
 mod connection;
 mod control;
+mod datagrams;
 mod endpoint;
 mod exchange;
 mod failure;
@@ -58,6 +59,8 @@ use serde_json::{Value, json};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::arguments::{Arguments, Discard, Echo, Http, Mode, Rtt, WebSocket, Workload};
+use crate::datagrams::Datagrams;
+use crate::endpoint::Endpoint;
 use crate::exchange::{Discarded, Frames, Resting, Stream};
 use crate::failure::Failures;
 use crate::http::{Expected, Requests};
@@ -129,6 +132,11 @@ fn measure_echo(echo: &Echo, interrupted: &AtomicBool) -> anyhow::Result<Value> 
     let failures = Failures::default();
     let pattern = Pattern::new(echo.common.seed, echo.size.size);
     let result = match echo.mode {
+        Mode::Framed if matches!(settings.endpoint, Endpoint::Udp(_)) => {
+            run::run(&settings, interrupted, failures, || {
+                Datagrams(pattern.clone())
+            })
+        }
         Mode::Framed if settings.idle => {
             let resting = Resting::new(pattern);
             run::run(&settings, interrupted, failures, || resting.clone())

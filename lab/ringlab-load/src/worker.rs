@@ -557,6 +557,11 @@ impl<'a, E: Exchange> Worker<'a, E> {
                         connection.broken = true;
                         return;
                     }
+                    io::ErrorKind::ConnectionRefused => {
+                        let endpoint = &self.settings.endpoint;
+                        let failure = connect_failure(first.connection, endpoint, &error);
+                        return self.fail(index, failure);
+                    }
                     _ => {
                         let failure = Failure::new(
                             Kind::Other,
@@ -708,7 +713,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
                 return now;
             };
             match link.receive(buffer) {
-                Ok(Received { bytes: 0, .. }) => {
+                Ok(Received { bytes: 0, .. }) if !E::DATAGRAMS => {
                     self.ended(index, None);
                     return now;
                 }
@@ -718,7 +723,8 @@ impl<'a, E: Exchange> Worker<'a, E> {
                         return now;
                     }
                     self.send(index);
-                    if E::STREAMING || (!more && !ended) {
+                    // Of several datagrams that have come, each call receives one.
+                    if E::STREAMING || (!more && !ended && !E::DATAGRAMS) {
                         return now;
                     }
                 }
@@ -743,11 +749,13 @@ impl<'a, E: Exchange> Worker<'a, E> {
             self.measured.reads += 1;
         }
         let mut rest = received;
-        while !rest.is_empty() || E::has_next(&self.connections[index].partial) {
+        let empty_datagram = E::DATAGRAMS && received.is_empty();
+        while !rest.is_empty() || empty_datagram || E::has_next(&self.connections[index].partial) {
             let connection = &mut self.connections[index];
             let nothing_asked = connection.answered == connection.sent && connection.position == 0;
             let unexpected = connection.in_flight() == 0 || (nothing_asked && !E::STREAMING);
-            if unexpected && !E::CONTROL_FRAMES {
+            // What comes late may be a datagram that was given up.
+            if unexpected && !E::CONTROL_FRAMES && !E::DATAGRAMS {
                 let failure = unasked(connection.number, connection.answered, rest.len());
                 self.fail(index, failure);
                 return false;
@@ -796,6 +804,14 @@ impl<'a, E: Exchange> Worker<'a, E> {
                 {
                     self.resume_stream(index);
                 }
+                continue;
+            }
+            if matches!(taken.answer, Answer::Late) {
+                let words = format!(
+                    "a lost datagram of connection {} came late",
+                    connection.number
+                );
+                self.shared.fail(Failure::new(Kind::Late, words));
                 continue;
             }
             let Answer::Complete { last, wrong } = taken.answer else {
@@ -895,6 +911,39 @@ impl<'a, E: Exchange> Worker<'a, E> {
         self.start_next(index, now);
     }
 
+    /// Gives up the datagram that is in flight on a connection, and goes on with the next one.
+    #[cold]
+    fn lose(&mut self, index: usize, now: u64) {
+        let connection = &mut self.connections[index];
+        let lost = connection.frame(connection.answered);
+        let how = match connection.unsent() {
+            0 => "no answer came to",
+            _ => "no room was in the socket for",
+        };
+        self.exchange.lose(lost, &mut connection.partial);
+        connection.answered = connection.answered.wrapping_add(1);
+        connection.sent = connection.answered;
+        self.count_in_flight(now);
+        self.in_flight -= 1;
+        if let Some(schedule) = &self.schedule {
+            let intended_ns = schedule.intended_ns(index, lost.sequence);
+            if self.shared.counts(intended_ns) {
+                let waited_ns = now.saturating_sub(intended_ns);
+                self.measured.corrected.record(waited_ns);
+                self.measured.unfinished += 1;
+            }
+        }
+        let words = format!(
+            "{how} datagram {} of connection {} within {} s",
+            lost.sequence,
+            lost.connection,
+            self.settings.timeout_ns as f64 / 1e9
+        );
+        self.shared.fail(Failure::new(Kind::Lost, words));
+        self.start_next(index, now);
+        self.send(index);
+    }
+
     /// Handles a connection that the server has closed, or that broke.
     #[cold]
     fn ended(&mut self, index: usize, error: Option<&io::Error>) {
@@ -913,6 +962,13 @@ impl<'a, E: Exchange> Worker<'a, E> {
             return;
         }
         let number = connection.number;
+        if let Some(error) = error
+            && error.kind() == io::ErrorKind::ConnectionRefused
+        {
+            // Of UDP: nobody listens there.
+            let failure = connect_failure(number, &self.settings.endpoint, error);
+            return self.fail(index, failure);
+        }
         let reset = connection.broken
             || error.is_some_and(|error| {
                 matches!(error.raw_os_error(), Some(libc::ECONNRESET | libc::EPIPE))
@@ -1020,6 +1076,10 @@ impl<'a, E: Exchange> Worker<'a, E> {
                         self.starts_ns[oldest]
                     };
                     if now.saturating_sub(since_ns) > timeout_ns {
+                        if E::DATAGRAMS {
+                            self.lose(index, now);
+                            continue;
+                        }
                         let progress = self
                             .exchange
                             .describe(&connection.partial)

@@ -668,6 +668,22 @@ fn wrong_command_lines_are_refused_with_status_2() {
             &["discard", "--address", "unix:/tmp/socket"],
             "which a Unix socket can't tell",
         ),
+        (
+            &["rtt", "--address", "udp:127.0.0.1:1"],
+            "rtt needs connections, and UDP has none",
+        ),
+        (
+            &["echo", "--address", "udp:127.0.0.1:1", "--churn"],
+            "--churn is for connections",
+        ),
+        (
+            &["echo", "--address", "udp:127.0.0.1:1", "--pipeline", "2"],
+            "use more --connections",
+        ),
+        (
+            &["echo", "--address", "udp:127.0.0.1:1", "--size", "65508"],
+            "a datagram has at most 65507 bytes",
+        ),
         (&["nothing"], "nothing"),
     ] {
         let output = Command::new(PROGRAM).args(options).output().unwrap();

@@ -8,4 +8,5 @@ mod echo;
 mod http;
 mod protocols;
 mod together;
+mod udp;
 mod unix;
