@@ -5,12 +5,16 @@ use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use anyhow::Context as _;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
 use serde::Serialize;
 use socket2::SockAddr;
 
 use crate::endpoint::Endpoint;
+use crate::link;
 use crate::output;
 use crate::settings::Settings;
 use crate::start::Start;
@@ -90,6 +94,7 @@ Examples:
   ringlab-load echo --address 127.0.0.1:5050 --mode stream --message 'hello world'
   ringlab-load echo --address 127.0.0.1:5050 --rate 20000
   ringlab-load echo --address unix:/run/server.sock
+  ringlab-load echo --address 127.0.0.1:5050 --tls --certificate server.pem
   ringlab-load echo --address udp:127.0.0.1:5050 --timeout 0.5
   ringlab-load echo --address 127.0.0.1:5050 --churn
   ringlab-load echo --address 127.0.0.1:5050 --idle -c 1000 --steps 10
@@ -186,6 +191,7 @@ impl Workload {
                     ("--mode stream", echo.mode == Mode::Stream),
                     ("--churn", churn),
                     ("--idle", idle),
+                    ("--tls", echo.security.tls),
                 ];
                 if let Some((option, _)) = given.into_iter().find(|(_, given)| *given) {
                     return Some(format!("{option} is for connections, and UDP has none: leave it out"));
@@ -212,6 +218,7 @@ impl Workload {
                     ("--rate", echo.rate.is_some()),
                     ("--churn", churn),
                     ("--idle", idle),
+                    ("--tls", echo.security.tls),
                 ];
                 (given.to_vec(), ", or use --mode framed")
             }
@@ -425,6 +432,10 @@ pub(crate) struct Echo {
 
     #[command(flatten)]
     #[serde(flatten)]
+    pub(crate) security: Security,
+
+    #[command(flatten)]
+    #[serde(flatten)]
     pub(crate) connecting: Connecting,
 }
 
@@ -441,6 +452,42 @@ pub(crate) struct Discard {
     /// The text that a stream repeats
     #[arg(long, value_name = "TEXT", default_value = "hello world", value_parser = parse_message)]
     pub(crate) message: String,
+}
+
+/// TLS on the connections.
+#[derive(Args, Clone, Debug, Serialize)]
+pub(crate) struct Security {
+    /// Speak TLS 1.3
+    #[arg(long)]
+    pub(crate) tls: bool,
+
+    /// File in PEM with the certificate that the server must show [default: any will do]
+    #[arg(long, value_name = "FILE", requires = "tls")]
+    pub(crate) certificate: Option<PathBuf>,
+}
+
+impl Security {
+    /// Puts TLS into the settings of a run, if it is asked for. `protocol` is what ALPN asks for.
+    pub(crate) fn apply(
+        &self,
+        settings: &mut Settings,
+        protocol: Option<&str>,
+    ) -> anyhow::Result<()> {
+        if !self.tls {
+            return Ok(());
+        }
+        let read = |path: &PathBuf| {
+            CertificateDer::from_pem_file(path).with_context(|| {
+                format!(
+                    "there is no certificate in {} (--certificate)",
+                    path.display()
+                )
+            })
+        };
+        let certificate = self.certificate.as_ref().map(read).transpose()?;
+        settings.tls = Some(link::tls(protocol, certificate).context("TLS can't be set up")?);
+        Ok(())
+    }
 }
 
 /// The use of connections, other than for requests one after the other.
@@ -472,10 +519,6 @@ impl Connecting {
 }
 
 #[derive(Args, Clone, Debug, Serialize)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "each is an option of the command line"
-)]
 pub(crate) struct Http {
     #[command(flatten)]
     #[serde(flatten)]
@@ -519,9 +562,9 @@ pub(crate) struct Http {
     #[serde(rename = "rate_per_s")]
     pub(crate) rate: Option<f64>,
 
-    /// Speak TLS 1.3. The server's certificate is not verified
-    #[arg(long)]
-    pub(crate) tls: bool,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub(crate) security: Security,
 
     /// Speak HTTP/2, with --pipeline streams at a time on each connection; with prior knowledge, unless with --tls. GET requests only
     #[arg(long, conflicts_with_all = ["send", "header", "idle", "churn"])]

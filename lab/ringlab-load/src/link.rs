@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rustls::client::Resumption;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{CryptoProvider, ring};
+use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{ClientConfig, ClientConnection, DigitallySignedStruct, SignatureScheme};
 use socket2::Socket;
@@ -178,55 +178,78 @@ impl Tls {
     }
 }
 
-/// TLS 1.3 without resumption, so that each connection costs the server the same. The server's certificate is not verified.
-pub(crate) fn tls(protocol: &str) -> Result<Arc<ClientConfig>, rustls::Error> {
+/// TLS 1.3 without resumption, so that each connection costs the server the same. `protocol` is what ALPN asks for, if anything. The
+/// server must show `certificate`; without one, any will do, because the load generator measures servers on its own machine.
+pub(crate) fn tls(
+    protocol: Option<&str>,
+    certificate: Option<CertificateDer<'static>>,
+) -> Result<Arc<ClientConfig>, rustls::Error> {
     let provider = Arc::new(ring::default_provider());
-    let verifier = Arc::new(AnyCertificate(Arc::clone(&provider)));
+    let verifier = Arc::new(Shown {
+        certificate,
+        provider: Arc::clone(&provider),
+    });
     let mut config = ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .dangerous()
         .with_custom_certificate_verifier(verifier)
         .with_no_client_auth();
-    config.alpn_protocols = vec![protocol.as_bytes().to_vec()];
+    config.alpn_protocols = protocol
+        .iter()
+        .map(|name| name.as_bytes().to_vec())
+        .collect();
     config.resumption = Resumption::disabled();
     Ok(Arc::new(config))
 }
 
-/// Accepts any certificate: the load generator measures servers on its own machine.
+/// The certificate that the server must show, byte by byte.
 #[derive(Debug)]
-struct AnyCertificate(Arc<CryptoProvider>);
+struct Shown {
+    /// `None`: any.
+    certificate: Option<CertificateDer<'static>>,
+    provider: Arc<CryptoProvider>,
+}
 
-impl ServerCertVerifier for AnyCertificate {
+impl ServerCertVerifier for Shown {
     fn verify_server_cert(
         &self,
-        _: &CertificateDer<'_>,
+        shown: &CertificateDer<'_>,
         _: &[CertificateDer<'_>],
         _: &ServerName<'_>,
         _: &[u8],
         _: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
+        match &self.certificate {
+            Some(certificate) if certificate != shown => Err(rustls::Error::General(
+                "the server shows another certificate than --certificate".to_owned(),
+            )),
+            _ => Ok(ServerCertVerified::assertion()),
+        }
     }
 
     fn verify_tls12_signature(
         &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
+        message: &[u8],
+        shown: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls12_signature(message, shown, signature, algorithms)
     }
 
     fn verify_tls13_signature(
         &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
+        message: &[u8],
+        shown: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls13_signature(message, shown, signature, algorithms)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
+        self.provider
+            .signature_verification_algorithms
+            .supported_schemes()
     }
 }

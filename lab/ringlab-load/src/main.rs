@@ -129,6 +129,7 @@ fn measure(workload: &Workload) -> anyhow::Result<()> {
 fn measure_echo(echo: &Echo, interrupted: &AtomicBool) -> anyhow::Result<Value> {
     let mut settings = echo.common.settings(&echo.load, CONNECTIONS, echo.rate);
     echo.connecting.apply(&mut settings);
+    echo.security.apply(&mut settings, None)?;
     let failures = Failures::default();
     let pattern = Pattern::new(echo.common.seed, echo.size.size);
     let result = match echo.mode {
@@ -163,10 +164,8 @@ fn measure_discard(discard: &Discard, interrupted: &AtomicBool) -> anyhow::Resul
 fn measure_http(http: &Http, interrupted: &AtomicBool) -> anyhow::Result<Value> {
     let mut settings = http.common.settings(&http.load, CONNECTIONS, http.rate);
     http.connecting.apply(&mut settings);
-    if http.tls {
-        let protocol = if http.http2 { "h2" } else { "http/1.1" };
-        settings.tls = Some(link::tls(protocol).context("TLS can't be set up")?);
-    }
+    let protocol = if http.http2 { "h2" } else { "http/1.1" };
+    http.security.apply(&mut settings, Some(protocol))?;
     let body = || http.body.repeat(http.times).into_bytes();
     let expected = Expected {
         body: (!http.any_body).then(body),
@@ -175,7 +174,13 @@ fn measure_http(http: &Http, interrupted: &AtomicBool) -> anyhow::Result<Value> 
     let host = &http.common.address.name;
     let failures = Failures::default();
     if http.http2 {
-        let streams = Streams::new(&http.path, host, http.tls, settings.pipeline, expected);
+        let streams = Streams::new(
+            &http.path,
+            host,
+            http.security.tls,
+            settings.pipeline,
+            expected,
+        );
         return Ok(run::run(&settings, interrupted, failures, || {
             streams.clone()
         })?);

@@ -656,8 +656,17 @@ fn wrong_command_lines_are_refused_with_status_2() {
             ],
             "leave it out, or use --mode framed",
         ),
+        (&["nothing"], "nothing"),
+    ] {
+        assert_refused(options, words);
+    }
+}
+
+#[test]
+fn what_cannot_be_done_with_a_kind_of_socket_is_refused() {
+    for (options, words) in [
         (
-            &["echo", "--address", "unix:"],
+            &["echo", "--address", "unix:"][..],
             "the path of the socket is missing",
         ),
         (
@@ -684,13 +693,24 @@ fn wrong_command_lines_are_refused_with_status_2() {
             &["echo", "--address", "udp:127.0.0.1:1", "--size", "65508"],
             "a datagram has at most 65507 bytes",
         ),
-        (&["nothing"], "nothing"),
+        (
+            &["echo", "--address", "udp:127.0.0.1:1", "--tls"],
+            "--tls is for connections",
+        ),
+        (
+            &["echo", "--address", "127.0.0.1:1", "--certificate", "a"],
+            "--tls",
+        ),
     ] {
-        let output = Command::new(PROGRAM).args(options).output().unwrap();
-        assert_eq!(output.status.code(), Some(2), "{options:?}");
-        let stderr = text(&output.stderr);
-        assert!(stderr.contains(words), "{options:?}: {stderr}");
+        assert_refused(options, words);
     }
+}
+
+fn assert_refused(options: &[&str], words: &str) {
+    let output = Command::new(PROGRAM).args(options).output().unwrap();
+    assert_eq!(output.status.code(), Some(2), "{options:?}");
+    let stderr = text(&output.stderr);
+    assert!(stderr.contains(words), "{options:?}: {stderr}");
 }
 
 #[test]

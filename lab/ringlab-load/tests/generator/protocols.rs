@@ -2,8 +2,10 @@
 
 use std::io::{self, Read, Write};
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::{env, fs, process};
 
 use crate::common::{
     Answer, RIGHT_RESPONSE, assert_only_failure, flawless, http_server, result, run, server, text,
@@ -152,7 +154,8 @@ fn an_idle_connection_that_is_closed_or_was_answered_wrongly_is_told() {
 
 // --- TLS ---
 
-fn tls_server(response: &'static str, protocol: &'static str) -> SocketAddr {
+/// A server's configuration with a certificate of its own, and that in PEM.
+fn tls_config(protocols: &[&str]) -> (Arc<rustls::ServerConfig>, String) {
     let key = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut config = rustls::ServerConfig::builder_with_provider(provider)
@@ -164,8 +167,13 @@ fn tls_server(response: &'static str, protocol: &'static str) -> SocketAddr {
             key.signing_key.serialize_der().try_into().unwrap(),
         )
         .unwrap();
-    config.alpn_protocols = vec![protocol.as_bytes().to_vec()];
-    let config = Arc::new(config);
+    let protocols = protocols.iter().map(|name| name.as_bytes().to_vec());
+    config.alpn_protocols = protocols.collect();
+    (Arc::new(config), key.cert.pem())
+}
+
+fn tls_server(response: &'static str, protocol: &'static str) -> SocketAddr {
+    let (config, _) = tls_config(&[protocol]);
     server(move |stream, _| {
         let session = rustls::ServerConnection::new(Arc::clone(&config)).unwrap();
         let mut stream = rustls::StreamOwned::new(session, stream);
@@ -174,6 +182,88 @@ fn tls_server(response: &'static str, protocol: &'static str) -> SocketAddr {
             stream.write_all(response.as_bytes())?;
         }
     })
+}
+
+/// Sends back everything, after `change` has seen it; with its certificate in PEM.
+fn tls_echo_server(change: fn(&mut [u8])) -> (SocketAddr, String) {
+    let (config, certificate) = tls_config(&[]);
+    let address = server(move |stream, _| {
+        let session = rustls::ServerConnection::new(Arc::clone(&config)).unwrap();
+        let mut stream = rustls::StreamOwned::new(session, stream);
+        let mut buffer = vec![0; 64 * 1024];
+        loop {
+            let bytes = stream.read(&mut buffer)?;
+            if bytes == 0 {
+                return Ok(());
+            }
+            change(&mut buffer[..bytes]);
+            stream.write_all(&buffer[..bytes])?;
+        }
+    });
+    (address, certificate)
+}
+
+/// A file that is removed at the end.
+struct File(PathBuf);
+
+impl File {
+    fn new(content: &str) -> Self {
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("ringlab-load-test-{}-{number}.pem", process::id());
+        let path = env::temp_dir().join(name);
+        fs::write(&path, content).unwrap();
+        Self(path)
+    }
+
+    fn path(&self) -> &str {
+        self.0.to_str().unwrap()
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+#[test]
+fn echoes_through_tls_are_checked() {
+    let (address, certificate) = tls_echo_server(|_| ());
+    let certificate = File::new(&certificate);
+    let trusting = ["--tls", "--certificate", certificate.path()];
+    let loads: [&[&str]; 5] = [
+        &["--size", "1"],
+        &["--size", "70000"],
+        &["--size", "1000000"],
+        &["--size", "1024", "--pipeline", "3", "--threads", "2"],
+        &["--churn"],
+    ];
+    for load in loads {
+        flawless("echo", address, &[&BRIEFLY[..], &trusting, load].concat());
+    }
+    let (wrong, _) = tls_echo_server(|bytes| bytes[0] ^= 1);
+    assert_void("echo", wrong, &["--tls"], "message 0: byte 0 of 1024 is 0x");
+}
+
+#[test]
+fn a_server_with_another_certificate_is_not_measured() {
+    let (address, _) = tls_echo_server(|_| ());
+    let (_, other) = tls_config(&[]);
+    for (content, words) in [
+        (
+            other.as_str(),
+            "no TLS: unexpected error: the server shows another certificate than --certificate",
+        ),
+        ("nothing", "there is no certificate in "),
+    ] {
+        let file = File::new(content);
+        let load = ["--tls", "--certificate", file.path()];
+        let output = run("echo", address, &[&BRIEFLY[..], &load].concat());
+        assert_eq!(output.status.code(), Some(1));
+        let said = text(&output.stderr);
+        assert!(said.contains(words), "{said}");
+    }
 }
 
 #[test]
@@ -227,10 +317,12 @@ fn servers_that_do_not_speak_a_protocol_are_told() {
         assert!(said.contains(words), "{said}");
     }
     let echo = crate::common::echo_server();
-    let output = run("http", echo, &[&BRIEFLY[..], &["--tls"]].concat());
-    assert_eq!(output.status.code(), Some(1));
-    let said = text(&output.stderr);
-    assert!(said.contains("no TLS: "), "{said}");
+    for workload in ["http", "echo"] {
+        let output = run(workload, echo, &[&BRIEFLY[..], &["--tls"]].concat());
+        assert_eq!(output.status.code(), Some(1));
+        let said = text(&output.stderr);
+        assert!(said.contains("no TLS: "), "{said}");
+    }
 }
 
 // --- WebSocket ---
