@@ -1060,8 +1060,9 @@ def test_a_buffer_that_cannot_be_written_is_refused_before_anything_is_read(run,
             if waits:
                 slow(file)
             for buffer in (b"constant", memoryview(b"read-only"), strided, "text", None):
+                kind = "None" if buffer is None else type(buffer).__name__
                 for method in ("readinto", "readinto1") if buffering else ("readinto",):
-                    with pytest.raises(TypeError, match=rf"{method}\(\) argument .*not {type(buffer).__name__}"):
+                    with pytest.raises(TypeError, match=rf"{method}\(\) argument .*not {kind}"):
                         await getattr(file, method)(buffer)
             assert await file.tell() == 0
             assert await file.read() == b"0123456789"

@@ -341,6 +341,36 @@ def test_arguments_are_refused_as_open_refuses_them(loop, folder):
         assert actual == expected, args
 
 
+@pytest.mark.parametrize(
+    ("mode", "name", "argument"),
+    [
+        ("r+", "write", None),
+        ("r+", "write", b"bytes"),
+        ("r+", "writelines", [None]),
+        ("r+", "seek", None),
+        ("r+", "seek", 1.5),
+        ("r+b", "write", None),
+        ("r+b", "readinto", None),
+        ("r+b", "readinto1", b"bytes"),
+        ("r+b", "seek", 1.5),
+    ],
+)
+def test_wrong_arguments_raise_what_they_raise_in_io(loop, tmp_path, mode, name, argument):
+    path = tmp_path / "file"
+    path.write_bytes(b"content\n")
+
+    async def awaited():
+        async with files.open(path, mode) as file:
+            await getattr(file, name)(argument)
+
+    def blocking():
+        with open(path, mode) as file:
+            getattr(file, name)(argument)
+
+    expected = error_of(blocking)
+    assert error_of(lambda: loop.run_until_complete(awaited())) == expected
+
+
 def error_of(call):
     try:
         call()

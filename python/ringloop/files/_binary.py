@@ -31,6 +31,11 @@ def to_size(size: int | None) -> int:
         raise TypeError(f"argument should be integer or None, not '{type(size).__name__}'") from None
 
 
+def kind_of(argument: object) -> str:
+    """Return what CPython's messages about a wrong argument say that it is."""
+    return "None" if argument is None else type(argument).__name__
+
+
 def view_of(data: ReadableBuffer) -> memoryview:
     """Return the bytes of an object, or raise `io`'s error where it has none."""
     try:
@@ -47,7 +52,7 @@ def target_of(buffer: WriteableBuffer, method: str) -> memoryview:
     except TypeError:
         view = None
     if view is None or view.readonly or not view.c_contiguous:
-        raise TypeError(f"{method}() argument must be read-write bytes-like object, not {type(buffer).__name__}")
+        raise TypeError(f"{method}() argument must be read-write bytes-like object, not {kind_of(buffer)}")
     return view if view.format == "B" and view.ndim == 1 else view.cast("B")
 
 

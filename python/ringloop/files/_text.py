@@ -15,7 +15,7 @@ import struct
 from collections.abc import AsyncIterator
 from typing import Any
 
-from ._binary import File, _Buffered, to_size
+from ._binary import File, _Buffered, kind_of, to_size
 
 CHUNK_SIZE = 8192
 """As `io.TextIOWrapper`'s: positions within characters depend on it."""
@@ -38,7 +38,8 @@ def pack_cookie(
 
 def unpack_cookie(cookie: int) -> tuple[int, int, int, int, bool]:
     """Return what `pack_cookie` was given. OverflowError if the number is too large."""
-    return _COOKIE.unpack(cookie.to_bytes(_COOKIE.size, "little"))
+    # As in `io`, which converts any number, and text.
+    return _COOKIE.unpack(int(cookie).to_bytes(_COOKIE.size, "little"))
 
 
 class _Taken:
@@ -417,7 +418,7 @@ class TextFile(File[str]):
         the buffer.
         """
         if not isinstance(text, str):
-            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+            raise TypeError(f"write() argument must be str, not {kind_of(text)}")
         lock = self._lock
         if turn := lock.reserve():
             await lock.wait(turn)
