@@ -26,7 +26,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 # All steps write to the same environment and the same cargo folder.
 .NOTPARALLEL:
-.PHONY: help build extension environment check check-all check-table test test-rust test-python test-interpreter test-applications test-lab test-modes test-bench test-loom test-minimal test-sanitizers miri fuzz conformance autobahn suites compatibility-page serve-options h2spec soak wheels foreign-pythons try-wheels test-package licences crates deny semver ringlab-packages try-ringlab reproducible release-check bench bench-loops bench-native docs lint lint-layers lint-wording lint-rust lint-python format clean prerequisites
+.PHONY: help build extension environment check check-all check-table test test-rust test-python test-interpreter test-applications lab test-modes test-loom test-minimal test-sanitizers miri fuzz conformance autobahn suites compatibility-page serve-options h2spec soak wheels foreign-pythons try-wheels test-package licences crates deny semver ringlab-packages try-ringlab reproducible release-check peers bench bench-loops bench-native docs lint lint-layers lint-wording lint-rust lint-python format clean prerequisites
 
 python := $(VENV)/bin/python
 # Modules are compiled at their first import: many never are.
@@ -62,9 +62,11 @@ by_test = --numprocesses $(WORKERS) --dist worksteal
 by_file = --numprocesses $(WORKERS) --dist loadfile
 # Tests that don't depend on the interpreter. They run on the main one only.
 any_interpreter = tests/tools $(addprefix tests/http/test_,$(addsuffix .py,containers deployment http_metrics options proxies reload server_soak workers))
-# Tests of ringlab that take minutes: those that measure, which must run one after the other, simulations of its verdicts, and those that
-# build every target.
-long_lab_tests = $(addprefix lab/tests/test_,$(addsuffix .py,matrix wrk oracle presets error_rates targets))
+# The lab is a project of its own, whose Makefile uses this environment here.
+lab = $(MAKE) --no-print-directory -C lab VENV=$(abspath $(VENV)) ARGS=
+# Its check keeps records, and shares compiled dependencies with this workspace.
+lab_check = $(rust_runner) RINGLOOP_RECORD=$(abspath target/records/lab-rust.jsonl) $(lab) CARGO_TARGET_DIR=$(abspath $(CARGO_TARGET_DIR)) \
+	pytest='$(abspath $(python)) $(abspath tools/run_pytest.py) --record lab-$(minor_version)'
 # pytest under an interpreter with options. The worker processes get them by --tx.
 pytest_under = $(python) $(1) tools/run_pytest.py --record modes-$(minor_version) $(if $(filter-out 0,$(WORKERS)),--dist worksteal --tx '$(WORKERS)*popen//python=$(abspath $(python)) $(1)')
 # The Python that was named on make's command line, if any. An existing environment must have been made from it.
@@ -79,11 +81,9 @@ help: ## explain the targets
 		if [ -n "$$text" ]; then printf '  %-18s %s\n' "$$target" "$$text"; else printf '%s\n' "$$target"; fi; done
 
 ##@ Build
-build: extension $(VENV)/.ringlab-installed ## make VENV from PYTHON, with a release build of ringloop, and ringlab
-	$(say) "building ringlab's load generator"
-	@cargo build --release --locked --quiet --package ringlab-load
+build: extension ## make VENV from PYTHON, with a release build of ringloop
 
-extension: prerequisites $(extension_installed) ## the same, without ringlab
+extension: prerequisites $(extension_installed)
 
 $(extension_installed): $(extension_sources) $(VENV)/.tools-installed
 	$(say) "building the extension for $$($(python) -V)$(if $(FAST),,; this takes minutes the first time, fewer with FAST=1)"
@@ -92,7 +92,7 @@ $(extension_installed): $(extension_sources) $(VENV)/.tools-installed
 	@rm -f $(VENV)/.extension-installed* && touch $@
 	@$(python) -c 'import ringloop; print("ready: ringloop", ringloop.__version__, "in $(VENV)")'
 
-environment: build $(addprefix $(VENV)/.,lint-installed docs-installed applications-installed peers-installed) ## install what all tests, lint and docs need
+environment: build $(addprefix $(VENV)/.,lint-installed docs-installed applications-installed) ## install what all tests, lint and docs need
 
 ##@ Test
 check: ## what decides about a commit, on several CPythons; ARGS=--list
@@ -104,7 +104,7 @@ check-all: ## the same and all that takes longer, on every CPython: hours
 check-table: ## write the tables of times in CONTRIBUTING.md from the last check
 	@$(PYTHON) tools/check.py --table
 
-test: test-python test-applications test-rust test-lab ## the project's own tests: -rust, -python, -applications and -lab
+test: test-python test-applications test-rust ## the project's own tests: -rust, -python and -applications
 	@$(python) tools/report_backends.py
 
 test-rust: prerequisites ## the Rust tests
@@ -124,17 +124,14 @@ test-applications: extension $(VENV)/.applications-installed ## uvicorn, aiohttp
 	$(say) "real applications on $$($(python) -V)"
 	@$(pytest) applications-$(minor_version) tests/applications $(by_file) $(ARGS)
 
-test-lab: build $(VENV)/.peers-installed ## ringlab's tests, without those that measure or build every target
-	$(say) "ringlab on $$($(python) -V)"
-	@$(pytest) lab-$(minor_version) lab/tests $(or $(ARGS),$(by_file) $(addprefix --ignore ,$(long_lab_tests)))
+lab: extension ## the lab's own check, in this environment; ARGS="test-python", or another target of its Makefile
+	$(say) "the lab's check"
+	@rm -f $(abspath target/records/lab-rust.jsonl)
+	@$(lab_check) $(or $(ARGS),check)
 
 test-modes: extension ## the Python tests in the development mode and in debug mode
 	$(say) "Python tests with -X dev and PYTHONASYNCIODEBUG=1"
 	@RINGLOOP_TEST_LOOPS=$${RINGLOOP_TEST_LOOPS:-io_uring,epoll} PYTHONASYNCIODEBUG=1 $(call pytest_under,-X dev -W error) $(addprefix --ignore ,$(any_interpreter)) $(ARGS)
-
-test-bench: build $(VENV)/.peers-installed ## build every target, check that it can be measured, and how often verdicts err
-	$(say) 'short benchmarks, and simulated ones'
-	@$(pytest) bench-$(minor_version) $(long_lab_tests) $(ARGS)
 
 test-loom: prerequisites ## check how threads wake each other in all interleavings
 	$(say) 'interleavings'
@@ -257,15 +254,18 @@ licences: prerequisites ## write THIRD-PARTY-LICENSES and lab/THIRD-PARTY-LICENS
 	@$(or $(wildcard $(python)),$(PYTHON)) tools/licences.py
 
 ##@ Compare
-bench: build $(VENV)/.peers-installed ## every runtime on this machine, under 10 minutes; FULL=1 takes hours
+peers: extension ## ringlab, and the loops and servers that it compares, in VENV
+	@$(lab) peers
+
+bench: peers ## every runtime on this machine, under 10 minutes; FULL=1 takes hours
 	$(say) 'ringlab'
 	@$(VENV)/bin/ringlab run $(if $(FULL),,--quick) $(ARGS)
 
-bench-loops: build $(VENV)/.peers-installed ## the event loops in detail, under 9 minutes; FULL=1 runs every cell
+bench-loops: peers ## the event loops in detail, under 9 minutes; FULL=1 runs every cell
 	$(say) "ringloop and its peers on $$($(python) -V)"
 	@$(VENV)/bin/ringlab run --preset loops$(if $(FULL),-full) $(ARGS)
 
-bench-native: build ## the Rust runtimes and raw C, under 8 minutes; FULL=1 runs every cell
+bench-native: peers ## the Rust runtimes and raw C, under 8 minutes; FULL=1 runs every cell
 	$(say) 'the native runtime and its peers'
 	@$(VENV)/bin/ringlab targets --build --targets 'ringloop-rust-*,c-epoll,c-io_uring' >/dev/null
 	@$(VENV)/bin/ringlab run --preset native$(if $(FULL),-full) $(ARGS)
@@ -296,7 +296,7 @@ lint-rust: prerequisites $(VENV)/.tools-installed
 	$(say) rustdoc
 	@$(for_python) RUSTDOCFLAGS='-D warnings' cargo doc --locked --quiet --no-deps --all-features -p ringloop-driver -p ringloop -p ringloop-http
 
-lint-python: build $(VENV)/.lint-installed
+lint-python: extension $(VENV)/.lint-installed
 	$(say) ruff
 	@$(VENV)/bin/ruff check --quiet
 	@$(VENV)/bin/ruff format --quiet --diff
@@ -311,7 +311,8 @@ format: $(VENV)/.lint-installed ## format the code, and fix what ruff can fix
 	@$(VENV)/bin/ruff format
 
 clean: ## remove what was built, except results of benchmarks
-	rm -rf target dist .venv .venv-3.* .pytest_cache .mypy_cache .ruff_cache .hypothesis lab/targets/.build/loops
+	@$(MAKE) --no-print-directory -C lab clean
+	rm -rf target dist .venv .venv-3.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	rm -f python/ringloop/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -340,20 +341,11 @@ $(VENV)/.wheels-installed: $(VENV)/.tools-installed
 	@$(pip_install) --group wheels
 	@touch $@
 
-# Editable, so only a change of its dependencies is a reason to reinstall it.
+# ringlab, for the pages of the site that show its results.
 $(VENV)/.ringlab-installed: lab/pyproject.toml $(VENV)/.tools-installed
-	$(say) 'installing ringlab'
-	@$(pip_install) --editable lab --group lab-test
-	@touch $@
+	@$(lab) $(abspath $@)
 
 $(VENV)/.applications-installed: $(VENV)/.tools-installed
 	$(say) 'installing the applications that the tests run'
 	@$(pip_install) --group applications
-	@touch $@
-
-$(VENV)/.peers-installed: lab/targets/loops/requirements.txt pyproject.toml $(VENV)/.tools-installed
-	$(say) 'installing the peers of the benchmarks'
-	@sed 's/ *#.*//; /^$$/d' $< | while read -r peer; do \
-		$(pip_install) "$$peer" || echo "left out: $$peer cannot be installed here"; done
-	@$(pip_install) --group http || echo 'left out: the http cells; their servers cannot be installed here'
 	@touch $@

@@ -23,6 +23,8 @@ SOURCES = [
     "README.md",
     "docs/rust.md",
     "crates",
+    "lab/Cargo.toml",
+    "lab/Cargo.lock",
     "lab/goals",
     "lab/ringlab-load",
     "lab/targets",
@@ -30,7 +32,10 @@ SOURCES = [
 
 
 def archive(repository: Path) -> bytes:
-    """Return the archive of the files that git knows. It is the same for each build of a commit."""
+    """Return the archive of the files that git knows. It is the same for each build of a commit.
+
+    ringloop's own sources are in it where the lab is in ringloop's repository, for the targets that are built from them.
+    """
     command = ["git", "-C", str(repository), "ls-files", "-z", "--", *SOURCES]
     names = sorted(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.split("\0"))
     packed = io.BytesIO()
@@ -61,7 +66,7 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
         lab = Path(self.root)
         # A source distribution has the archive beside the package already.
         path = lab / "ringlab" / "sources.tar.gz"
-        if (lab.parent / "lab" / "ringlab-load" / "Cargo.toml").exists():
+        if (lab / "ringlab-load" / "Cargo.toml").exists():
             path = lab / "build" / "sources.tar.gz"
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(archive(lab.parent))

@@ -215,11 +215,12 @@ def plan(pythons: Interpreters, commit: str, *, quick: bool = False) -> list[Ste
         ),
         Step(
             "make test",
-            f"all Rust tests; on CPython 3.{main.minor} all Python tests on asyncio, io_uring and epoll, applications, ringlab's tests",
+            f"all Rust tests; on CPython 3.{main.minor} all Python tests on asyncio, io_uring and epoll, applications",
             main.make("test"),
             "main",
             ("environment",),
         ),
+        Step("lab", "the lab's own check", main.make("lab"), "main", ("environment",)),
     ]
     for python in sorted(pythons.others.values(), key=lambda python: -python.minor):
         if python == pythons.newest:
@@ -338,7 +339,11 @@ def long_steps(main: Interpreter, newest: Interpreter) -> Iterator[Step]:
             "the same packages, installed there",
             [TREE, "python3.15", "tools/try_wheels.py", wheels, "--required", "--python", "3.14", "3.15"],
         ),
-        ("make test-bench", "every target and cell can be measured; simulated verdicts", main.make("test-bench")),
+        (
+            "the lab's long tests",
+            "every target and cell can be measured; simulated verdicts",
+            main.make("lab", "ARGS=test-long"),
+        ),
     ):
         needs = ("make test-package",) if wheels in command else ("make build",)
         yield Step(name, covers, command, "main", (*needs, "debian tree"), in_quick=False)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Check that imports follow the layers in docs/layers.md.
+"""Check that imports follow the layers in docs/layers.md of this repository, or of the project in the folder that --root names.
 
 Each section there is named after a folder in backticks and has a table `| layer | modules |`, highest layer first. A module
 may import only modules in lower rows: none from a row above it, and no other from its own. Lines "- `a` -> `b`: reason" below
@@ -14,7 +14,7 @@ a table name the imports that break this rule and must stay.
 - In the section `crates`, the rows name crates of the workspace, and the imports are the dependencies in each Cargo.toml,
   for tests and builds, too.
 
-Every crate of the workspace, python/ringloop and lab/ringlab need a table, and so does `crates`.
+Every crate of the workspace and each package of PACKAGES need a table, and so does `crates`.
 
 Prints each offence as `file:line: message`. Exits with 1 if there is one.
 """
@@ -34,7 +34,7 @@ from offences import Offence, Place, main
 DOCUMENT = "docs/layers.md"
 WORKSPACE = "crates"
 # These need a table, as do the crates of the workspace and the workspace itself.
-PACKAGES = ("python/ringloop", "lab/ringlab")
+PACKAGES = ("python/ringloop", "ringlab")
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 usage: tools/licences.py [--package NAME] [--check] [--sbom FILE]
 
-Without options, THIRD-PARTY-LICENSES is written again for each package, or for the one named, from Cargo.lock and the sources of the
+Without options, THIRD-PARTY-LICENSES is written again for each package, or for the one named, from its Cargo.lock and the sources of the
 crates that are linked into its extension module or load generator. `--check` changes nothing, and fails if a file is out of date.
 `--sbom FILE` writes a CycloneDX 1.5 document for one package. All are the same on every machine: they contain no path and no time.
 
@@ -44,15 +44,20 @@ class Package:
 
     name: str
     crate: str
-    file: pathlib.Path
-    """Its THIRD-PARTY-LICENSES."""
+    folder: pathlib.Path
+    """Of the workspace, with Cargo.lock and THIRD-PARTY-LICENSES."""
+
+    @property
+    def file(self) -> pathlib.Path:
+        """Its THIRD-PARTY-LICENSES."""
+        return self.folder / "THIRD-PARTY-LICENSES"
 
 
 PACKAGES = {
     package.name: package
     for package in (
-        Package("ringloop", "ringloop-python", ROOT / "THIRD-PARTY-LICENSES"),
-        Package("ringlab", "ringlab-load", ROOT / "lab" / "THIRD-PARTY-LICENSES"),
+        Package("ringloop", "ringloop-python", ROOT),
+        Package("ringlab", "ringlab-load", ROOT / "lab"),
     )
 }
 
@@ -71,24 +76,24 @@ class Crate:
     """The SHA-256 of its package."""
 
 
-def cargo(*arguments: str) -> str:
-    """Return the output of a cargo command on this workspace."""
-    command = ["cargo", *arguments, "--locked", "--manifest-path", str(ROOT / "Cargo.toml")]
+def cargo(folder: pathlib.Path, *arguments: str) -> str:
+    """Return the output of a cargo command on a workspace."""
+    command = ["cargo", *arguments, "--locked", "--manifest-path", str(folder / "Cargo.toml")]
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
-def linked_crates(package: str) -> list[Crate]:
-    """Return the crates of registries that are linked into a crate of the workspace, on any of the targets."""
+def linked_crates(package: Package) -> list[Crate]:
+    """Return the crates of registries that are linked into a package, on any of the targets."""
     linked = set()
     for target in TARGETS:
         options = ["--edges", "normal,no-proc-macro", "--target", target, "--prefix", "none", "--format", "{p}"]
-        for line in cargo("tree", "--package", package, *options).splitlines():
+        for line in cargo(package.folder, "tree", "--package", package.crate, *options).splitlines():
             if match := re.match(r"(\S+) v(\S+)( \((?!\*).*\))?", line):
                 linked.add((match[1], match[2]))
-    lock = tomllib.loads((ROOT / "Cargo.lock").read_text())
+    lock = tomllib.loads((package.folder / "Cargo.lock").read_text())
     checksums = {(each["name"], each["version"]): each.get("checksum", "") for each in lock["package"]}
     found = []
-    for crate in json.loads(cargo("metadata", "--format-version", "1"))["packages"]:
+    for crate in json.loads(cargo(package.folder, "metadata", "--format-version", "1"))["packages"]:
         key = (crate["name"], crate["version"])
         if key in linked and crate["source"]:
             found.append(
@@ -199,7 +204,7 @@ def main() -> int:
         parser.error("--sbom is for one package; name it with --package")
     for package in [PACKAGES[arguments.package]] if arguments.package else PACKAGES.values():
         try:
-            crates = linked_crates(package.crate)
+            crates = linked_crates(package)
             text = document(package, crates)
         except Refused as refusal:
             print(f"licences.py: {refusal}", file=sys.stderr)

@@ -51,7 +51,7 @@ def build_generator(folder: pathlib.Path, machine: str, toolchain: wheels.Toolch
     command += ["--target", f"{target}.{GLIBC}", "--target-dir", str(folder)]
     if plan == "built":
         command += ["-Z", f"build-std={wheels.BUILT_STD}"]
-    subprocess.run(command, cwd=ROOT, env=environment, check=True)
+    subprocess.run(command, cwd=ROOT / "lab", env=environment, check=True)
     return folder / target / "release" / "ringlab-load"
 
 

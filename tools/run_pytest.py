@@ -9,9 +9,11 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from pathlib import Path
 
 import test_records
 
+REPOSITORY = Path(__file__).resolve().parent.parent
 TESTS_FAILED = 1
 """pytest's exit status if tests failed. The others say that it could not run them."""
 
@@ -30,7 +32,8 @@ def main() -> int:
     options, arguments = parser.parse_known_args()
     path = test_records.FOLDER / f"{options.record}.jsonl"
     path.unlink(missing_ok=True)
-    pytest = [*interpreter(), "-m", "pytest"]
+    # conftest.py of the repository, which writes records, also for tests of a project in a folder of it.
+    pytest = [*interpreter(), "-m", "pytest", "--confcutdir", str(REPOSITORY)]
     status = subprocess.run([*pytest, "--record", str(path), *arguments], check=False).returncode
     # An interactive debugger has shown the failure already.
     if status != TESTS_FAILED or {"--pdb", "--trace"} & set(arguments):

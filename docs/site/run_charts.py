@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from docutils import nodes
 from docutils.parsers.rst import Directive
 from markupsafe import Markup
-
 from ringlab import report
 from ringlab.report import html
 from ringlab.results import Result

@@ -32,8 +32,8 @@ class GeneratorMissing(Exception):
     """There is no load generator; the message says how to get it."""
 
 
-def build(root: Path) -> Path:
-    """Build the load generator from the repository; raise GeneratorMissing."""
+def build(lab: Path) -> Path:
+    """Build the load generator in the lab's folder; raise GeneratorMissing."""
     cargo = shutil.which("cargo") or shutil.which("cargo", path=os.path.expanduser("~/.cargo/bin"))
     if cargo is None:
         raise GeneratorMissing(
@@ -45,7 +45,7 @@ def build(root: Path) -> Path:
     try:
         done = subprocess.run(
             asking,
-            cwd=root,
+            cwd=lab,
             env=dict(os.environ) | {MARK: RUN_MARK},
             capture_output=True,
             text=True,
@@ -54,15 +54,15 @@ def build(root: Path) -> Path:
         )
     except subprocess.TimeoutExpired:
         raise GeneratorMissing(
-            f"`{' '.join(command)}` didn't end within {BUILD_TIMEOUT_S:g} s in {root}: run it by hand, and see what it waits for"
+            f"`{' '.join(command)}` didn't end within {BUILD_TIMEOUT_S:g} s in {lab}: run it by hand, and see what it waits for"
         ) from None
     if done.returncode != 0:
-        raise GeneratorMissing(f"`{' '.join(command)}` failed in {root}:\n{done.stderr.strip()}")
+        raise GeneratorMissing(f"`{' '.join(command)}` failed in {lab}:\n{done.stderr.strip()}")
     for line in done.stdout.splitlines():
         message = json.loads(line)
         if message.get("executable") and message["target"]["name"] == NAME:
             return Path(message["executable"])
-    raise GeneratorMissing(f"`{' '.join(command)}` built no {NAME} in {root}: set RINGLAB_LOAD to its path")
+    raise GeneratorMissing(f"`{' '.join(command)}` built no {NAME} in {lab}: set RINGLAB_LOAD to its path")
 
 
 def find() -> Path:
@@ -74,9 +74,9 @@ def find() -> Path:
         return Path(named)
     if os.access(sources.PROGRAM, os.X_OK):
         return sources.PROGRAM
-    root = sources.root()
-    if root is not None:
-        return build(root)
+    lab = sources.folder()
+    if lab is not None:
+        return build(lab)
     installed = shutil.which(NAME)
     if installed is None:
         raise GeneratorMissing(

@@ -531,7 +531,7 @@ def read_stop(table: Table) -> Stop:
 def default_folder() -> Path:
     """Return where the targets are: $RINGLAB_TARGETS, or among the lab's sources."""
     named = os.environ.get("RINGLAB_TARGETS")
-    return Path(named) if named else (sources.root() or Path.cwd()) / "lab" / "targets"
+    return Path(named) if named else (sources.folder() or Path.cwd()) / "targets"
 
 
 def default_build_root(folder: Path) -> Path:

@@ -415,7 +415,7 @@ def revision(folder: Path) -> str:
 def environment(program: Path | None, prefixes: Iterable[str] = VARIABLES) -> results.Environment:
     """Describe the machine."""
     vulnerabilities = Path("/sys/devices/system/cpu/vulnerabilities")
-    root = sources.clone()
+    clone = sources.clone()
     text = ""
     if program is not None:
         with contextlib.suppress(generator.GeneratorMissing):
@@ -439,7 +439,7 @@ def environment(program: Path | None, prefixes: Iterable[str] = VARIABLES) -> re
         descriptors_limit=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         load_average_begin=list(os.getloadavg()),
         generator=text,
-        revision=revision(root) if root is not None else "",
+        revision=revision(clone) if clone is not None else "",
         variables={
             name: value
             for name, value in sorted(os.environ.items())

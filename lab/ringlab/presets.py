@@ -7,7 +7,7 @@ from typing import Any
 
 from ringlab import Refused, nearest, sources
 
-GOALS_FOLDER = "lab/goals"
+GOALS_FOLDER = "goals"
 NATIVE_TARGETS = ("ringloop-rust-*", "ringloop-hyper-*", "hyper", "tokio", "monoio", "c-epoll", "c-io_uring")
 NATIVE_CELLS = (
     "echo/framed/*/[0-9]",
@@ -32,8 +32,8 @@ class Preset:
 
     def goals_file(self) -> Path | None:
         """Return where its goals are, in a clone or in the sources that the package contains."""
-        root = sources.root()
-        path = root / GOALS_FOLDER / self.goals if root is not None and self.goals else None
+        lab = sources.folder()
+        path = lab / GOALS_FOLDER / self.goals if lab is not None and self.goals else None
         return path if path is not None and path.exists() else None
 
 

@@ -1,4 +1,4 @@
-"""Where the sources are from which the lab builds targets and its load generator: a clone of the repository, or a copy in the cache.
+"""Where the lab's folder is, from which it builds targets and its load generator: around this package, or a copy in the cache.
 
 A package of ringlab contains the sources as an archive (lab/hatch_build.py). It is unpacked where it is needed for the first time,
 because builds write beside the sources, and the folder of a package may be read-only.
@@ -19,9 +19,9 @@ PROGRAM = Path(__file__).resolve().parent / "bin" / "ringlab-load"
 
 
 def clone() -> Path | None:
-    """Return the root of the repository that contains this package, if one does."""
-    root = Path(__file__).resolve().parent.parent.parent
-    return root if (root / "lab" / "ringlab-load" / "Cargo.toml").exists() else None
+    """Return the lab's folder if this package is in it, as in a clone."""
+    folder = Path(__file__).resolve().parent.parent
+    return folder if (folder / "ringlab-load" / "Cargo.toml").exists() else None
 
 
 def cache() -> Path:
@@ -61,9 +61,10 @@ def unpacked(archive: Path, folder: Path) -> Path:
     return target
 
 
-def root() -> Path | None:
-    """Return the folder with the layout of the repository; None if this package came without sources."""
+def folder() -> Path | None:
+    """Return the lab's folder; None if this package came without sources."""
     found = clone()
     if found is None and ARCHIVE.exists():
-        found = unpacked(ARCHIVE, cache())
+        # The archive has the layout of the repository.
+        found = unpacked(ARCHIVE, cache()) / "lab"
     return found

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
-import recorded
 from click.testing import CliRunner, Result
 
+import recorded
 from conftest import CALL_SOON, FAST, MakeTargets, command_of
 from ringlab import cli, guard, manifest, preflight, publishing, results, session, storage, workloads
 from ringlab.report import terminal

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from runs import make_run
 
 from conftest import command_of
 from ringlab import goals, manifest, results, sources, workloads
 from ringlab.goals import Goal, GoalsError
 from ringlab.results import Cell, GoalVerdict, Result
+from runs import make_run
 
 FOLDER = Path(__file__).resolve().parents[1] / "goals"
 CHAIN, ECHO, STREAMS = "loops/schedule/chain", "loops/echo/protocol/1KB/50", "loops/echo/streams/1KB/50"
@@ -311,7 +311,7 @@ def test_an_unknown_arm_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["loops", "native"])
 def test_the_goals_of_the_repository_can_be_read(name: str) -> None:
     found = goals.read(FOLDER / f"{name}.toml")
-    assert sources.root() == FOLDER.parents[1]
+    assert sources.folder() == FOLDER.parent
     goals.check_arms(found, FOLDER, [arm.name for arm in manifest.discover()])
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from test_manifest import GOOD, read
 
 from ringlab import manifest
+from test_manifest import GOOD, read
 
 KEYS = st.sampled_from(
     [

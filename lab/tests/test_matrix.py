@@ -2,7 +2,7 @@
 real command with the real load generator, and reported.
 
 What is measured here says nothing about the arms: one short round. That each of them can be measured does.
-`make test-bench` runs it, or `pytest lab/tests/test_matrix.py`, which takes some three minutes once the targets are built.
+`make test-long` runs it, or `pytest lab/tests/test_matrix.py`, which takes some three minutes once the targets are built.
 """
 
 import re

@@ -1,6 +1,6 @@
 """The cells of the presets, small, with the real programs: that each cell can be measured, not what comes out.
 
-`make test-bench` runs it. ringloop, asyncio and the floors must be measured in every cell; other loops may fail.
+`make test-long` runs it. ringloop, asyncio and the floors must be measured in every cell; other loops may fail.
 """
 
 import subprocess

@@ -10,9 +10,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-import report_data
 from markupsafe import escape
 
+import report_data
 from ringlab import analysis, figures, workloads
 from ringlab.report import charts, html, scales
 

@@ -5,10 +5,10 @@ import shlex
 from collections.abc import Callable
 
 import pytest
-import recorded
-import report_data
 from rich.console import Console
 
+import recorded
+import report_data
 from ringlab import analysis, report, results
 from ringlab.report import html, markdown, terminal
 

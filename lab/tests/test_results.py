@@ -5,8 +5,8 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-import recorded
 
+import recorded
 from ringlab import results
 
 

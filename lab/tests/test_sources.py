@@ -20,12 +20,12 @@ INSTALLED = """
 import sys
 from pathlib import Path
 from ringlab import manifest, sources
-root = sources.root()
+lab = sources.folder()
 assert sources.clone() is None, sources.clone()
-assert root == sources.root()
-print(root)
+assert lab == sources.folder()
+print(lab.parent)
 print(len(manifest.discover()))
-print((root / "crates/ringloop/GUIDE.md").read_text()[:18])
+print((lab.parent / "crates/ringloop/GUIDE.md").read_text()[:18])
 """
 
 
@@ -120,7 +120,7 @@ def test_a_package_is_the_same_when_it_is_built_again(package: Path, tmp_path: P
 
 
 def test_in_a_clone_the_sources_are_the_clones() -> None:
-    assert sources.root() == LAB.parent
+    assert sources.folder() == LAB
     assert manifest.default_folder() == LAB / "targets"
 
 

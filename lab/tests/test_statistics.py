@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-import recorded
 from numpy.typing import NDArray
 from scipy import special, stats
 
+import recorded
 from ringlab import results, statistics
 
 ASYNCIO_CPU_US = [5.91, 6.02, 5.88, 6.35, 5.97, 5.84, 6.11, 5.93, 6.08, 5.99, 7.42]

@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runs import make_run, write_run
-from test_report_html import Balance, browse
 
 from ringlab import cli, pages, session, steps, trend
+from runs import make_run, write_run
+from test_report_html import Balance, browse
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import scipy.stats
 from click.testing import CliRunner, Result
-from runs import COPY, make_run, write_run
 
 from ringlab import Refused, cli, exports, results, statistics, unpaired
+from runs import COPY, make_run, write_run
 
 
 def ringlab(*words: object) -> Result:

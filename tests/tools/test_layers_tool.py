@@ -406,9 +406,9 @@ class TestWorkspace:
             f"c/Cargo.toml:{line}: `messages` imports `core`, which is in its own layer"
         ]
 
-    @pytest.mark.parametrize("folder", ["a", "b", "crates", "python/ringloop", "lab/ringlab"])
+    @pytest.mark.parametrize("folder", ["a", "b", "crates", "python/ringloop", "ringlab"])
     def test_table_that_is_missing(self, tmp_path, folder):
-        packages = ("python/ringloop", "lab/ringlab")
+        packages = ("python/ringloop", "ringlab")
         files = WORKSPACE | {f"{package}/__init__.py": "" for package in packages}
         document = WORKSPACE_DOCUMENT + "".join(f"\n## `{name}`\n\n| all | `__init__` |\n" for name in packages)
         assert run(tmp_path, files, document) == []

@@ -50,7 +50,7 @@ def test_auditwheel_decides_on_the_tag(tmp_path):
 
 def test_licences_of_both_packages_are_current():
     for package in licences.PACKAGES.values():
-        crates = licences.linked_crates(package.crate)
+        crates = licences.linked_crates(package)
         assert package.file.read_text() == licences.document(package, crates)
     assert "ring 0." in (REPOSITORY / "lab" / "THIRD-PARTY-LICENSES").read_text()
 

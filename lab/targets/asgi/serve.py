@@ -103,7 +103,6 @@ def socketify(arguments: argparse.Namespace) -> list[str]:
 def serve_fastpysgi(arguments: argparse.Namespace) -> None:
     """Run FastPySGI, whose command line lacks most of its options."""
     import fastpysgi  # type: ignore[import-not-found]
-
     from applications import application
 
     fastpysgi.server.backlog = BACKLOG
