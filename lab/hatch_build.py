@@ -26,6 +26,7 @@ SOURCES = [
     "lab/Cargo.toml",
     "lab/Cargo.lock",
     "lab/goals",
+    "lab/presets.toml",
     "lab/ringlab-load",
     "lab/targets",
 ]

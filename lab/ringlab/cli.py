@@ -273,7 +273,7 @@ def main() -> None:
 @click.option(
     "--preset",
     metavar="NAME",
-    help=f"A named choice of cells, arms, length and goals: {', '.join(presets.PRESETS)}. Other options take precedence.",
+    help="A named choice of cells, arms, length and goals, from presets.toml: loops, native and others. Other options take precedence.",
 )
 @click.option(
     "--goals",
@@ -334,14 +334,18 @@ def run(
         sys.exit(session.measure(what, selectors, baseline, goals_file=goals_file, **options))
     asked = presets.named(preset)
     options |= preset_options(asked)
-    goals_file, must_reach = goals_file or asked.goals_file(), goals_file is not None
-    what, selectors = what or asked.what, selectors or asked.targets
+    goals_file, must_reach = goals_file or asked.goals, goals_file is not None
+    what, selectors = what or asked.cells, selectors or asked.targets
     sys.exit(session.measure(what, selectors, baseline, goals_file=goals_file, must_reach=must_reach, **options))
 
 
 def preset_options(preset: presets.Preset) -> dict[str, Any]:
     """Return a preset's options of the current command, without those that were given, and what these exclude."""
     context = click.get_current_context()
+    if unknown := preset.options.keys() - context.params.keys():
+        raise Refused(
+            f"{preset.title!r} in {presets.FILE_NAME} has no option of `ringlab run`: {', '.join(sorted(unknown))}"
+        )
     given = {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     excluded = given | ({"quick", "minutes", "seconds"} if "publish" in given else set())
     excluded |= {"minutes"} if "rounds" in given else set()

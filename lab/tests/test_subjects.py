@@ -6,9 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from conftest import FAKES, SilentProgress, command_of
-from ringlab import Refused, manifest, presets, results, runner, selection, session, subjects, workloads
+from ringlab import Refused, cli, manifest, presets, results, runner, selection, session, sources, subjects, workloads
 
 CHAIN, TLS = "loops/schedule/chain", "loops/tls/protocol/1KB/50"
 TARGET = '''
@@ -123,11 +124,36 @@ def test_a_name_means_the_arm_that_serves_what_is_asked_for() -> None:
 
 def test_every_preset_has_cells_arms_and_goals_about_them() -> None:
     arms = manifest.discover()
-    for preset in presets.PRESETS.values():
-        plans = workloads.choose(preset.what, "quick" if preset.options.get("quick") else "normal")
+    for preset in presets.all_presets().values():
+        plans = workloads.choose(preset.cells, "quick" if preset.options.get("quick") else "normal")
         chosen = selection.choose(arms, preset.targets, wanted={plan.workload for plan in plans})
         assert all(any(plan.served_by(arm) for arm in chosen) for plan in plans), preset.title
-        assert bool(preset.goals) == (preset.goals_file() is not None)
+        assert preset.goals is None or preset.goals.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[a]\ntitle = 'x'\n", r"\[a\] must have title and cells"),
+        (
+            "[a]\ntitle = 'x'\ncells = ['echo']\ncell = 'y'\n",
+            r"\[a\] must have title and cells, and may have cells, goals",
+        ),
+        ("a = 1\n", r"\[a\] must have"),
+        ("[a\n", "presets.toml cannot be read"),
+    ],
+)
+def test_wrong_presets_are_refused(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / presets.FILE_NAME).write_text(text)
+    with pytest.raises(Refused, match=message):
+        presets.read(tmp_path / presets.FILE_NAME)
+
+
+def test_a_preset_with_an_option_that_there_is_not_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / presets.FILE_NAME).write_text("[a]\ntitle = 'x'\ncells = ['echo']\noptions = { quik = true }\n")
+    monkeypatch.setattr(sources, "folder", lambda: tmp_path)
+    found = CliRunner().invoke(cli.main, ["run", "--preset", "a"])
+    assert (found.exit_code, "'x' in presets.toml has no option of `ringlab run`: quik" in found.output) == (2, True)
 
 
 def test_an_unknown_preset_is_refused() -> None:
@@ -138,9 +164,9 @@ def test_an_unknown_preset_is_refused() -> None:
 @pytest.mark.parametrize(("preset", "minutes"), [("loops", 9), ("native", 8)])
 def test_a_preset_fits_its_time(preset: str, minutes: float, tmp_path: Path) -> None:
     """With every arm that there is, the fewest rounds, and the windows that a run without time has."""
-    plans = workloads.choose(presets.PRESETS[preset].what, "quick")
+    plans = workloads.choose(presets.named(preset).cells, "quick")
     arms = selection.choose(
-        manifest.discover(), presets.PRESETS[preset].targets, wanted={plan.workload for plan in plans}
+        manifest.discover(), presets.named(preset).targets, wanted={plan.workload for plan in plans}
     )
     scale = session.with_window(
         workloads.SCALES["quick"], session.QUICK_WINDOW_MIN * workloads.SCALES["quick"].window_s
