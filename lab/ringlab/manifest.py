@@ -45,7 +45,7 @@ PLACEHOLDERS = {
     "discard": frozenset({"host", "port", "workers"}),
     "bind": frozenset({"mode", "count", "concurrent"}),
     "asgi": frozenset({"host", "port", "workers", "feature"}),
-    **dict.fromkeys(SUBJECTS, frozenset({"window", "warm_up", "server_cpus", "load_cpus"})),
+    **dict.fromkeys(SUBJECTS, frozenset({"window", "warm_up", "server_cpus", "load_cpus", "load"})),
 }
 DETECT_TIMEOUT_S = 60
 TIMEOUT_S_MIN = 0.1

@@ -470,6 +470,7 @@ class Race:
             warm_up=f"{self.scale_of(arm).warm_up_s:g}",
             server_cpus=",".join(map(str, placement.server)),
             load_cpus=",".join(map(str, placement.client)),
+            load=str(self.program.absolute()) if self.program else "",
         )
 
     def why_unable(self, plan: CellPlan) -> str:

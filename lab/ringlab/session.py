@@ -310,7 +310,7 @@ def start_race(
 ) -> runner.Race:
     """Look at the machine, and prepare to measure; what makes measuring pointless is an error."""
     program, problem = None, ""
-    needs_load = any(plan.kind in manifest.SERVERS for plan in plans)
+    needs_load = any(plan.loaded for plan in plans)
     if needs_load and cluster is None:
         with console.status("looking for the load generator, and building it where it is missing"):
             try:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from ringlab import Refused, figures, nearest, results, subjects, sweep
-from ringlab.manifest import KIND_OF_WORKLOAD, SUBJECTS, WORKLOADS, Arm
+from ringlab.manifest import KIND_OF_WORKLOAD, SERVERS, SUBJECTS, WORKLOADS, Arm
 from ringlab.results import Metric
 
 ScaleName = Literal["quick", "normal", "publish"]
@@ -154,6 +154,11 @@ class CellPlan:
     def kind(self) -> str:
         """The kind that the programs of the arms are asked for."""
         return self.protocol or KIND_OF_WORKLOAD[self.workload]
+
+    @property
+    def loaded(self) -> bool:
+        """Whether the load generator takes part: the lab runs it, or a subject does."""
+        return self.kind in SERVERS or (bool(self.subject_words) and self.connections > 0)
 
     @property
     def serves(self) -> str:

@@ -18,7 +18,7 @@ language = "Python"
 title = "a fake"
 [run]
 loops = """{{python}} {program} --cost {cost} --fault '{fault}' --window {{window}} --warm-up {{warm_up}}
-  --server-cpus={{server_cpus}} --load-cpus={{load_cpus}}"""
+  --server-cpus={{server_cpus}} --load-cpus={{load_cpus}} --load={{load}}"""
 [declares]
 lacks = {lacks}
 '''
@@ -97,7 +97,33 @@ def test_a_cell_that_this_machine_cannot_measure_is_left_out(make_subjects: Make
     folder = make_subjects(asyncio=4.0, ringloop=1.0, faults={"asyncio": "without-tls", "ringloop": "without-tls"})
     chain, tls = race(folder, tmp_path, CHAIN, TLS).result.cells
     assert chain.samples
-    assert (tls.samples, tls.left_out) == ([], "no load under TLS: apt-get install libssl-dev")
+    assert (tls.samples, tls.left_out) == ([], "no floor under TLS: apt-get install libssl-dev")
+
+
+def test_a_subject_that_loads_a_server_is_given_the_load_generator(
+    make_subjects: MakeTargets, tmp_path: Path, fake_load: Path
+) -> None:
+    plans = {plan.name: plan for plan in workloads.CELLS}
+    assert [plans[name].loaded for name in (CHAIN, TLS, "files/stat", "loops/wait/idle")] == [False, True, False, True]
+    words = ("--rounds", "3", "--seconds", "0.05", "--targets-folder", make_subjects(asyncio=1.0))
+    done = subprocess.run(
+        command_of("run", CHAIN, TLS, *words, "--output", tmp_path / "out"), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = results.Result.read(tmp_path / "out" / "result.json")
+    assert "ringlab-load 9.9" in result.environment.generator
+    assert {sample.figures["has_load"] for cell in result.cells for sample in cell.samples} == {1.0}
+
+
+def test_without_a_load_generator_no_server_can_be_loaded(
+    make_subjects: MakeTargets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RINGLAB_LOAD", "/nonexistent")
+    words = ("--rounds", "3", "--seconds", "0.05", "--targets-folder", make_subjects(asyncio=1.0))
+    command = command_of("run", TLS, *words, "--output", tmp_path / "out")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "RINGLAB_LOAD is /nonexistent, which can't be run; unset it" in done.stdout + done.stderr
 
 
 def test_loops_and_files_are_measured_only_where_they_are_asked_for() -> None:

@@ -1,4 +1,4 @@
-"""Make what the harness needs besides Python: the floor and the load in C, the same with TLS, and a certificate for 127.0.0.1.
+"""Make what the harness needs besides Python: the floor in C, the same with TLS, and a certificate for 127.0.0.1.
 
     build.py FOLDER
 
@@ -31,11 +31,11 @@ def make(command: Sequence[str]) -> None:
         raise Unable(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
 
 
-def compile_program(name: str, folder: Path, *, tls: bool) -> None:
-    """Compile a program; one that is cut short is never there."""
+def compile_floor(folder: Path, *, tls: bool) -> None:
+    """Compile the floor; a program that is cut short is never there."""
     compiler = os.environ.get("CC", "cc")
-    source = HERE / f"{name}.c"
-    target = folder / (name + ("-tls" if tls else ""))
+    source = HERE / "floor.c"
+    target = folder / ("floor-tls" if tls else "floor")
     if target.exists() and target.stat().st_mtime >= source.stat().st_mtime:
         return
     unfinished = target.with_suffix(f".{os.getpid()}")
@@ -66,12 +66,11 @@ def make_tls(folder: Path) -> str:
         return "no certificate without the openssl command: apt-get install openssl"
     make_certificate(folder)
     try:
-        for name in ("load", "floor"):
-            compile_program(name, folder, tls=True)
+        compile_floor(folder, tls=True)
     except Unable as failure:
         if "openssl/" not in str(failure) and "cannot find -lssl" not in str(failure):
             raise
-        return "no load under TLS without OpenSSL's headers: apt-get install libssl-dev"
+        return "no floor under TLS without OpenSSL's headers: apt-get install libssl-dev"
     return ""
 
 
@@ -87,8 +86,7 @@ def main(folder: Path) -> None:
             note.write_text(missing + "\n")
         else:
             note.unlink(missing_ok=True)
-        for name in ("load", "floor"):
-            compile_program(name, folder, tls=False)
+        compile_floor(folder, tls=False)
 
 
 if __name__ == "__main__":

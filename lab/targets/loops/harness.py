@@ -7,9 +7,9 @@
     harness.py OPTIONS http FRAMEWORK CONNECTIONS              load an HTTP server on the loop
     harness.py --check ... the same                            only see whether this machine can do that
 
-The measured loop runs in a process of its own (subject.py), or as plain C (floor.c). A server is loaded by load.c, which reads
-the server's CPU clock at both ends of the window. What doesn't work, or can't on this machine, ends this program with a status of 1
-and a line on stderr.
+The measured loop runs in a process of its own (subject.py), or as plain C (floor.c). A server is loaded by ringlab-load (--load), which
+reads the server's CPU clock at both ends of the window. What doesn't work, or can't on this machine, ends this program with a status of
+1 and a line on stderr.
 """
 
 import argparse
@@ -29,12 +29,14 @@ from typing import IO, Any
 
 HERE = Path(__file__).resolve().parent
 SUBJECT = HERE / "subject.py"
+HOST = "127.0.0.1"
 FLOOR = "floor"
 """The name of the loop that is none: plain C."""
 START_TIMEOUT_S = 20.0
 PATIENCE_S = 50.0
 """Beyond the time that a process is meant to take."""
-REHEARSAL_S = 0.02
+REHEARSAL_OPERATIONS, REHEARSAL_S_MAX = 100, 20.0
+"""How much a server answers before it is measured, and for how long at most."""
 BODY = "Hello, world!"
 """Of every HTTP response."""
 WAITING_BYTES = 1024
@@ -70,6 +72,7 @@ class Harness:
 
     build: Path
     loop: str
+    load: str
     window_s: float
     warm_up_s: float
     server_cpus: list[int]
@@ -79,9 +82,9 @@ class Harness:
         """Return the command of the measured program; -I keeps the user's Python environment out of it."""
         return [sys.executable, "-I", str(SUBJECT), self.loop, *words]
 
-    def program(self, name: str, transport: str = "tcp") -> str:
-        """Return the path of a program in C."""
-        return str(self.build / (f"{name}-tls" if transport == "tls" else name))
+    def floor(self, transport: str = "tcp") -> str:
+        """Return the path of the program in C."""
+        return str(self.build / ("floor-tls" if transport == "tls" else "floor"))
 
     @property
     def certificate(self) -> tuple[str, str]:
@@ -96,7 +99,7 @@ class Harness:
         counterpart = COUNTERPARTS.get(name)
         with contextlib.ExitStack() as stack:
             if counterpart:
-                server = stack.enter_context(serving([self.program(FLOOR), counterpart]))
+                server = stack.enter_context(serving([self.floor(), counterpart]))
                 pin(server.process.pid, self.load_cpus)
                 surroundings |= {"port": server.port, "cpus": self.server_cpus}
             if self.loop != FLOOR:
@@ -104,7 +107,7 @@ class Harness:
                 return in_lab_units(run(self.subject(*words), 2 * self.window_s))
             count = max(100, int(self.window_s * (50_000 if counterpart else 200_000)))
             port = [str(surroundings["port"])] if counterpart else []
-            found = run([self.program(FLOOR), name, *port, str(count)], self.window_s, self.server_cpus if port else [])
+            found = run([self.floor(), name, *port, str(count)], self.window_s, self.server_cpus if port else [])
             return in_lab_units(found)
 
     # --- a server under load ---
@@ -117,16 +120,35 @@ class Harness:
         if self.loop != FLOOR:
             return self.subject("echo", api, load.transport, *more)
         kind = "echo" if load.transport == "tcp" else f"echo-{load.transport}"
-        return [self.program(FLOOR, load.transport), kind, *more]
+        return [self.floor(load.transport), kind, *more]
 
     def load_command(self, load: Load, server: "Server", path: str) -> list[str]:
-        """Return the command of the load, without its duration and the number of connections."""
-        command = [self.program("load", load.transport), "--transport", load.transport]
-        command += ["--server-pid", str(server.process.pid)]
-        command += ["--path", path] if load.transport == "unix" else ["--port", str(server.port)]
-        if load.transport == "tls":
-            command += ["--certificate", self.certificate[0]]
-        return command + (["--http-get", "/", "--body", BODY] if load.framework else ["--size", str(load.size_bytes)])
+        """Return the command of the load, without its duration and the number of connections.
+
+        It sleeps as soon as it has nothing to do, as clients do, so a server's cost includes waking them.
+        """
+        address = f"{HOST}:{server.port}"
+        command = [
+            self.load,
+            "http" if load.framework else "echo",
+            "--account",
+            str(server.process.pid),
+            "--spin-us",
+            "0",
+        ]
+        match load.transport:
+            case "unix":
+                command += ["--address", f"unix:{path}"]
+            case "udp":
+                command += ["--address", f"udp:{address}"]
+            case "tls":
+                command += ["--address", address, "--tls", "--certificate", self.certificate[0]]
+            case _:
+                command += ["--address", address]
+        if load.framework:
+            # As most clients do, it names what it accepts, and itself.
+            return [*command, "--body", BODY, "--header", "Accept: */*", "--header", "User-Agent: load"]
+        return [*command, "--size", str(load.size_bytes)]
 
     def server(self, api: str, load: Load) -> dict[str, float]:
         """Load a server, after a first client that comes and goes.
@@ -142,13 +164,15 @@ class Harness:
                 pin(server.process.pid, self.server_cpus)
                 command = self.load_command(load, server, path)
                 try:
-                    first = ["--connections", "1", "--duration", str(REHEARSAL_S), "--warm-up", "0"]
-                    run([*command, *first], REHEARSAL_S, self.load_cpus)
+                    first = ["--connections", "1", "--warm-up", "0", "--window", f"{REHEARSAL_S_MAX:g}"]
+                    first += ["--max-operations", str(REHEARSAL_OPERATIONS)]
+                    check_right(run([*command, *first], REHEARSAL_S_MAX, self.load_cpus))
                     command += ["--connections", str(load.connections), "--warm-up", f"{self.warm_up_s:g}"]
-                    command += ["--duration", f"{self.window_s:g}"]
-                    command += ["--interval-us", str(load.interval_us)] if load.interval_us else []
+                    command += ["--window", f"{self.window_s:g}"]
+                    command += ["--rate", f"{1e6 / load.interval_us:g}"] if load.interval_us else []
                     command += ["--idle"] if load.idle else []
                     found = run(command, self.warm_up_s + self.window_s, self.load_cpus)
+                    check_right(found)
                     check_plausible(found, load, self.window_s)
                 except Failed as failure:
                     raise Failed(f"{failure}{server.last_words()}") from None
@@ -190,37 +214,46 @@ def in_lab_units(found: dict[str, Any]) -> dict[str, float]:
     return figures
 
 
+def check_right(found: dict[str, Any]) -> None:
+    """Raise Failed if a load met any failure, such as a wrong byte or a lost datagram, or can't tell what the server cost."""
+    for error in found["errors"].values():
+        raise Failed(error["first"])
+    for reason in (found["void"], found["server"]["error"]):
+        if reason:
+            raise Failed(reason)
+
+
 def check_plausible(found: dict[str, Any], load: Load, window_s: float) -> None:
-    """Raise Failed if the figures of a load can't stand for what is measured."""
-    if load.idle:
-        return
-    if found["messages"] == 0:
-        raise Failed(f"no message came back within {window_s:g} s")
-    # Little's law: all connections wait for an answer all the time, or the answers stopped for a part of the window.
-    if load.closed and found["in_flight_average"] < load.connections / 2:
+    """Raise Failed if the answers stopped coming for a part of the window.
+
+    By Little's law: in a closed loop, all connections wait for an answer all the time.
+    """
+    in_flight = found["littles_law"]["in_flight_average"]
+    if load.closed and in_flight < load.connections / 2:
         raise Failed(
-            f"stalled: {found['messages']} messages in {window_s:g} s on {load.connections} connections account for"
-            f" {found['in_flight_average']:.1f} of them"
+            f"stalled: {found['operations']} messages in {window_s:g} s on {load.connections} connections account for"
+            f" {in_flight:.1f} of them"
         )
 
 
 def figures_of(found: dict[str, Any], load: Load) -> dict[str, float]:
     """Return what the load has measured, under the names that the lab has for it."""
+    cpu_ns, operations = found["server"]["cpu_ns"], found["operations"]
     figures = {
-        "server_cpu_percent": 100 * found["server_cpu_ns"] / found["window_ns"],
-        "client_cpu_fraction": found["client_cpu_ns"] / found["window_ns"],
-        "operations": found["messages"],
-        "operations_per_s": found["messages_per_s"],
-        "in_flight_average": found["in_flight_average"],
-        "window_s": found["window_ns"] / 1e9,
+        "server_cpu_percent": 100 * cpu_ns / (1e9 * found["window_s"]),
+        "client_cpu_fraction": found["client"]["cpu_fraction"],
+        "client_busy_fraction": found["client"]["busy_fraction"],
+        "operations": operations,
+        "operations_per_s": found["operations_per_s"],
+        "window_s": found["window_s"],
     }
     if load.size_bytes:
-        figures["megabytes_per_s"] = found["megabytes_per_s"]
+        figures["megabytes_per_s"] = found["operations_per_s"] * load.size_bytes / 1e6
     if not load.idle:
-        figures["server_cpu_us"] = found["server_cpu_ns"] / found["messages"] / 1000
-        figures["cold_ns_p50"] = found["first_echo_ns_p50"]
-        figures["latency_ns_mean"] = found["latency_ns_average"]
-        figures |= {f"latency_ns_{name}": found[f"latency_ns_{name}"] for name in ("p50", "p95", "p99", "max")}
+        latency = found["latency"]["service"]
+        figures["server_cpu_us"] = cpu_ns / operations / 1000
+        figures["in_flight_average"] = found["littles_law"]["in_flight_average"]
+        figures |= {f"latency_ns_{name}": latency[f"{name}_ns"] for name in ("mean", "p50", "p95", "p99", "max")}
     return figures
 
 
@@ -332,6 +365,7 @@ def main() -> int:
     """Read the command line and do what it says; return the exit status."""
     parser = argparse.ArgumentParser(description="Measure one event loop in one respect.")
     parser.add_argument("--build", type=Path, required=True, metavar="FOLDER", help="where build.py has put everything")
+    parser.add_argument("--load", default="", metavar="PROGRAM", help="ringlab-load, where a server is loaded")
     parser.add_argument("--loop", required=True, metavar="MODULE:FUNCTION", help="makes the loop; floor: plain C")
     parser.add_argument("--window", type=float, default=0.1, metavar="S")
     parser.add_argument("--warm-up", type=float, default=0.1, metavar="S")
@@ -341,7 +375,13 @@ def main() -> int:
     parser.add_argument("words", nargs="+")
     options = parser.parse_args()
     harness = Harness(
-        options.build, options.loop, options.window, options.warm_up, options.server_cpus, options.load_cpus
+        options.build,
+        options.loop,
+        options.load,
+        options.window,
+        options.warm_up,
+        options.server_cpus,
+        options.load_cpus,
     )
     try:
         if options.check:
