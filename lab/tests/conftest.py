@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import hypothesis
 import psutil
 import pytest
 
@@ -56,6 +57,10 @@ def patient_probes() -> Iterator[None]:
         patch.setattr(process, "PROBE_TIMEOUT_S", PATIENCE * process.PROBE_TIMEOUT_S)
         yield
 
+
+# How fast examples are made says something about the machine only.
+hypothesis.settings.register_profile("ours", suppress_health_check=[hypothesis.HealthCheck.too_slow], deadline=None)
+hypothesis.settings.load_profile("ours")
 
 # A shell starts background jobs with SIGINT ignored, nohup with SIGHUP, and children inherit that. Those of the tests are ended so.
 signal.signal(signal.SIGINT, signal.default_int_handler)

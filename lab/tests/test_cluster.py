@@ -657,7 +657,11 @@ def test_a_run_on_a_local_cluster_is_resumed(fake_program: Path, tmp_path: Path)
     result = results.Result.read(out / "result.json")
     assert result.run.complete
     (cell,) = result.cells
-    assert [sample.status for sample in cell.samples] == ["measured"] * 9
+    # On a machine that stood still meanwhile, a sample is void.
+    statuses = [sample.status for sample in cell.samples]
+    assert len(statuses) == 9
+    assert "measured" in statuses
+    assert set(statuses) <= {"measured", "void"}
     assert any("was interrupted and resumed" in note for note in result.run.notes)
 
 
