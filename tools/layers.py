@@ -9,12 +9,14 @@ a table name the imports that break this rule and must stay.
   `use` declarations, paths in expressions and in macros, `super::`, and macros called by their name. Comments, strings,
   and items under `#[cfg(test)]` do not count. The crate's root (`lib` or `main`) is above all rows unless the table names it;
   its `pub use` declarations say where a name comes from, and are no imports.
+- A section may also name a folder in a crate's `src`. Its table orders the submodules of that module in the same way, and
+  the module's own file takes the place of the crate's root. Imports that leave the module are the crate's to check.
 - In Python, the modules are those of the package, including `__init__`. Imports inside functions count; those under
   `if TYPE_CHECKING:` do not.
 - In the section `crates`, the rows name crates of the workspace, and the imports are the dependencies in each Cargo.toml,
   for tests and builds, too.
 
-Every crate of the workspace and each package of PACKAGES need a table, and so does `crates`.
+Every crate of the workspace and each package of PACKAGES need a table, and so do `crates` and what MODULES names.
 
 Prints each offence as `file:line: message`. Exits with 1 if there is one.
 """
@@ -35,6 +37,7 @@ DOCUMENT = "docs/layers.md"
 WORKSPACE = "crates"
 # These need a table, as do the crates of the workspace and the workspace itself.
 PACKAGES = ("python/ringloop", "ringlab")
+MODULES = ("crates/ringloop-python/src/http",)
 
 
 @dataclass
@@ -340,25 +343,31 @@ def _is_for_tests(attribute: list[str]) -> bool:
     return False
 
 
-def read_crate(root: Path, folder: str) -> Unit:
-    """Return the top-level modules of a crate and their imports."""
-    files = _read_files(root, folder)
-    crate_root = "lib" if (root / folder / "src" / "lib.rs").exists() else "main"
-    unit = Unit({module[0] if module else crate_root: Place(name, 1) for module, (name, _) in reversed(files.items())})
-    unit.root = crate_root
+def read_crate(root: Path, folder: str, prefix: tuple[str, ...] = ()) -> Unit:
+    """Return the top-level modules of a crate, or the submodules of the module `prefix` of it, and their imports."""
+    files = {
+        module[len(prefix) :]: contents
+        for module, contents in _read_files(root, folder).items()
+        if module[: len(prefix)] == prefix
+    }
+    own_name = "lib" if (root / folder / "src" / "lib.rs").exists() else "main"
+    if prefix:
+        own_name = prefix[-1]
+    unit = Unit({module[0] if module else own_name: Place(name, 1) for module, (name, _) in reversed(files.items())})
+    unit.root = own_name
     macros: dict[str, set[str]] = {}
     for module, (_, file) in files.items():
         for macro in file.macros:
-            macros.setdefault(macro, set()).add(module[0] if module else crate_root)
+            macros.setdefault(macro, set()).add(module[0] if module else own_name)
     # Of two macros with one name, a module's own is the one that it calls.
     definers = {macro: next(iter(modules)) for macro, modules in macros.items() if len(modules) == 1}
-    names = definers | _names_in_root(files[()][1], unit.modules)
+    names = definers | _names_in_root(files[()][1], unit.modules, prefix)
     for module, (name, file) in files.items():
-        importer = module[0] if module else crate_root
+        importer = module[0] if module else own_name
         for path in file.paths:
-            if path.public and not path.inside:
+            if path.public and path.inside == prefix:
                 continue
-            if (imported := _target(path, names, crate_root)) is not None:
+            if (imported := _target(path, names, own_name, prefix)) is not None:
                 unit.add(importer, imported, Place(name, path.line))
         for macro, line in file.macro_calls:
             if macro in definers:
@@ -387,18 +396,21 @@ def _read_files(root: Path, folder: str) -> dict[tuple[str, ...], tuple[str, Rus
     }
 
 
-def _names_in_root(file: RustFile, modules: Iterable[str]) -> dict[str, str | None]:
+def _names_in_root(file: RustFile, modules: Iterable[str], prefix: tuple[str, ...]) -> dict[str, str | None]:
     """Return the module that `use` in the root takes each name from, None for another crate's: `crate::name` leads there."""
     names: dict[str, str | None] = {}
     for path in file.paths:
-        if path.declares and not path.inside:
-            segments = path.segments[1:] if path.segments[0] in ("crate", "self") else path.segments
-            names[path.declares] = segments[0] if segments[0] in modules else None
+        if path.declares and path.inside == prefix:
+            segments = path.segments
+            for start in (("self",), ("crate", *prefix)):
+                if segments[: len(start)] == start:
+                    segments = segments[len(start) :]
+            names[path.declares] = segments[0] if segments and segments[0] in modules else None
     return names | {module: module for module in modules}
 
 
-def _target(path: RustPath, names: dict[str, str | None], crate_root: str) -> str | None:
-    """Return the top-level module that a path leads to; None if it leaves the crate or starts at a name in scope."""
+def _target(path: RustPath, names: dict[str, str | None], own_name: str, prefix: tuple[str, ...]) -> str | None:
+    """Return the module below `prefix` that a path leads to; None if it leaves `prefix` or starts at a name in scope."""
     inside, rest = path.inside, path.segments
     if rest[0] == "crate":
         inside, rest = (), rest[1:]
@@ -407,11 +419,14 @@ def _target(path: RustPath, names: dict[str, str | None], crate_root: str) -> st
     elif rest[0] == "super":
         while rest and rest[0] == "super":
             inside, rest = inside[:-1], rest[1:]
-    elif inside or rest[0] not in names:
+    elif inside != prefix or rest[0] not in names:
         # The import that brought the name into scope has been counted.
         return None
     absolute = (*inside, *rest)
-    return names.get(absolute[0], crate_root) if absolute else crate_root
+    if absolute[: len(prefix)] != prefix:
+        return None
+    below = absolute[len(prefix) :]
+    return names.get(below[0], own_name) if below else own_name
 
 
 def members_of(root: Path) -> list[str]:
@@ -495,11 +510,15 @@ def _is_type_checking(test: ast.expr) -> bool | None:
 
 
 def reader_of(root: Path, folder: str) -> Callable[[], Unit] | None:
-    """Return the reader for the crate or package in a folder; None if it is neither."""
+    """Return the reader for the crate, module or package in a folder; None if it is none of them."""
     if folder == WORKSPACE:
         return lambda: read_workspace(root)
     if (root / folder / "Cargo.toml").exists():
         return lambda: read_crate(root, folder)
+    crate, _, module = folder.partition("/src/")
+    is_module = (root / f"{folder}.rs").exists() or (root / folder / "mod.rs").exists()
+    if is_module and (root / crate / "Cargo.toml").exists():
+        return lambda: read_crate(root, crate, tuple(module.split("/")))
     if (root / folder / "__init__.py").exists():
         return lambda: read_package(root, folder)
     return None
@@ -513,7 +532,7 @@ def find_offences(root: Path) -> list[Offence]:
             offences.append(Offence(table.place, f"`{folder}` is neither a crate nor a Python package"))
         else:
             offences += check(folder, table, reader())
-    demanded = [package for package in PACKAGES if (root / package).exists()]
+    demanded = [folder for folder in (*PACKAGES, *MODULES) if (root / folder).exists()]
     if members := members_of(root):
         demanded += [WORKSPACE, *members]
     for folder in demanded:

@@ -260,6 +260,97 @@ def test_second_table(tmp_path):
     assert lines[0] == "docs/layers.md:19: `some/crate` has a second table"
 
 
+MODULE_DOCUMENT = """\
+# Layers
+
+## `some/crate`
+
+| layer | modules |
+| --- | --- |
+| the top | `top`, `twin` |
+| the middle | `middle` |
+| the bottom | `bottom` |
+
+## `some/crate/src/middle`
+
+| layer | modules |
+| --- | --- |
+| above | `above` |
+| below | `below`, `beside` |
+"""
+MODULE = {
+    **CRATE,
+    "some/crate/src/middle.rs": "mod above;\nmod below;\nmod beside;\npub(crate) use below::Thing;\nuse above::run;\n",
+    "some/crate/src/middle/above.rs": "use super::below;\nuse crate::bottom;\n",
+    "some/crate/src/middle/below.rs": "",
+    "some/crate/src/middle/beside.rs": "use crate::bottom;\n",
+}
+
+
+class TestModule:
+    """A table for the submodules of a module of a crate."""
+
+    def test_order_is_kept(self, tmp_path):
+        assert run(tmp_path, MODULE, MODULE_DOCUMENT) == []
+
+    def test_module_in_a_file_of_its_folder(self, tmp_path):
+        files = {**MODULE, "some/crate/src/middle/mod.rs": MODULE["some/crate/src/middle.rs"]}
+        del files["some/crate/src/middle.rs"]
+        assert run(tmp_path, files, MODULE_DOCUMENT) == []
+
+    @pytest.mark.parametrize(
+        "code",
+        [
+            "use super::above::f;",
+            "use crate::middle::above;",
+            "use crate::{bottom, middle::{above::f, below}};",
+            "fn f() { super::above::f(); }",
+            "fn f() { crate::middle::above::f(); }",
+            "mod inner { use super::super::above; }",
+            "fn f() { helper!(1); }",
+        ],
+    )
+    def test_import_upwards(self, tmp_path, code):
+        files = {
+            **MODULE,
+            "some/crate/src/middle/above.rs": "macro_rules! helper { ($a:expr) => {} }\n",
+            "some/crate/src/middle/below.rs": f"{code}\n",
+        }
+        assert run(tmp_path, files, MODULE_DOCUMENT) == [up("crate/src/middle/below.rs", 1, "below", "above")]
+
+    def test_import_in_a_submodule(self, tmp_path):
+        files = {**MODULE, "some/crate/src/middle/below/part.rs": "use super::f;\nuse super::super::above;\n"}
+        assert run(tmp_path, files, MODULE_DOCUMENT) == [up("crate/src/middle/below/part.rs", 2, "below", "above")]
+
+    def test_import_of_the_same_layer_through_the_module_s_own_names(self, tmp_path):
+        files = {**MODULE, "some/crate/src/middle/beside.rs": "use super::Thing;\n"}
+        assert run(tmp_path, files, MODULE_DOCUMENT) == [
+            "some/crate/src/middle/beside.rs:1: `beside` imports `below`, which is in its own layer"
+        ]
+
+    def test_import_of_the_module_itself(self, tmp_path):
+        files = {**MODULE, "some/crate/src/middle/below.rs": "use super::own;\n"}
+        assert run(tmp_path, files, MODULE_DOCUMENT) == [up("crate/src/middle/below.rs", 1, "below", "middle")]
+
+    def test_imports_that_leave_the_module_are_the_crate_s(self, tmp_path):
+        files = {**MODULE, "some/crate/src/middle/below.rs": "use crate::top::above;\nuse super::super::twin;\n"}
+        assert run(tmp_path, files, MODULE_DOCUMENT) == [
+            up("crate/src/middle/below.rs", 1, "middle", "top"),
+            up("crate/src/middle/below.rs", 2, "middle", "twin"),
+        ]
+
+    def test_modules_and_table_differ(self, tmp_path):
+        document = MODULE_DOCUMENT.replace("`beside`", "`behind`")
+        assert run(tmp_path, MODULE, document) == [
+            "docs/layers.md:16: `some/crate/src/middle` has no module `behind`",
+            "some/crate/src/middle/beside.rs:1: `beside` is missing from the layers of `some/crate/src/middle` in docs/layers.md",
+        ]
+
+    def test_table_that_is_missing(self, tmp_path):
+        lines = run(tmp_path, {**CRATE, "crates/ringloop-python/src/http/scope.rs": ""})
+        assert lines == ["docs/layers.md:1: there is no table for `crates/ringloop-python/src/http`"]
+
+
 CRATE_WITH_A_CIRCLE = {**CRATE, "some/crate/src/middle.rs": "use crate::top;\n"}
 
 
