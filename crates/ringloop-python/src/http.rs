@@ -9,6 +9,7 @@
 //! | `request` | a request's coroutine, and the messages between application and connection |
 //! | `awaitable` | `receive` and `send`, and the awaitables that they return |
 //! | `websocket` | a WebSocket's messages between application and client |
+//! | `calls` | calls of the C API, for requests |
 //! | `message` | reading what applications send |
 //! | `scope` | what an application is told about a request |
 //! | `h2` | what a connection does that speaks HTTP/2 |
@@ -19,6 +20,7 @@
 
 mod access_log;
 mod awaitable;
+mod calls;
 mod connection;
 mod counters;
 mod deadlines;

@@ -15,15 +15,16 @@ use pyo3::{PyTraverseError, PyVisit};
 pub(super) use self::response::Sending;
 use self::response::{Pending, Trailers};
 use super::awaitable;
+use super::calls;
 use super::connection::Connection;
 use super::counters::Begun;
 use super::h2::Stream;
-use super::service::HttpService;
+use super::service::{self, HttpService};
 use super::websocket::WebSocket;
 use crate::coroutine::{self, Step};
 use crate::names::intern;
 use crate::objects::{self, New};
-use crate::support::{self, CloneRefOption, GilCell};
+use crate::support::{CloneRefOption, GilCell};
 use crate::transport::SocketTransport;
 
 /// The application's side.
@@ -273,12 +274,12 @@ impl Request {
 
     pub(super) fn wake_receivers(&self, py: Python<'_>) -> PyResult<()> {
         let waiting = std::mem::take(&mut self.state.get_mut(py).receivers);
-        wake(py, waiting)
+        service::wake(py, waiting)
     }
 
     pub(super) fn wake_senders(&self, py: Python<'_>) -> PyResult<()> {
         let waiting = std::mem::take(&mut self.state.get_mut(py).senders);
-        wake(py, waiting)
+        service::wake(py, waiting)
     }
 
     pub(super) fn connection<'py>(&self, py: Python<'py>) -> Option<Bound<'py, Connection>> {
@@ -387,7 +388,7 @@ impl Request {
             Application::Waiting(scope) => match throw {
                 None => Self::call_application(slf, scope.into_bound(py)),
                 // Cancelled before its first step.
-                Some(arguments) => Err(awaitable::thrown(arguments)),
+                Some(arguments) => Err(calls::thrown(arguments)),
             },
             Application::Suspended => this.resume(py, throw),
             Application::Running => {
@@ -433,9 +434,9 @@ impl Request {
         let (receive, send) = awaitable::channels(slf)?;
         let application = this.service(py)?.get().application(py)?;
         let arguments = [scope.as_ptr(), receive.as_ptr(), send.as_ptr()];
-        let given = awaitable::call(&application, &arguments, None)?;
+        let given = calls::call(&application, &arguments, None)?;
         drop((scope, receive, send));
-        let coroutine = awaitable::coroutine_of(given)?;
+        let coroutine = calls::coroutine_of(given)?;
         this.state.get_mut(py).coroutine = Some(coroutine.unbind());
         this.resume(py, None)
     }
@@ -757,16 +758,4 @@ impl Request {
 /// The result of a step, for callers who expect `StopIteration` at the end.
 fn or_stop<'py>(py: Python<'py>, result: Option<Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyAny>> {
     result.ok_or_else(|| objects::error_with::<PyStopIteration>(py, py.None()))
-}
-
-/// Ends waits, except those that have been cancelled. All of them, even if one fails.
-pub(super) fn wake(py: Python<'_>, waiting: Vec<Py<PyAny>>) -> PyResult<()> {
-    let wake_one = |future: &Bound<'_, PyAny>| {
-        if support::ask(future, intern!(py, "done"))? {
-            return Ok(());
-        }
-        let set_result = intern!(py, "set_result");
-        future.call_method1(set_result, (py.None(),)).map(drop)
-    };
-    support::for_each(py, waiting, |future| wake_one(future.bind(py)))
 }

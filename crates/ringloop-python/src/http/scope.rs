@@ -12,9 +12,9 @@ use ringloop_http::h1::{Facts, Field, Version};
 use ringloop_http::h2;
 use ringloop_http::websocket::Handshake;
 
-use super::awaitable;
+use super::calls;
+use super::message;
 use super::service::HttpService;
-use super::websocket::WebSocket;
 use crate::names::intern;
 use crate::objects;
 use crate::support;
@@ -222,14 +222,14 @@ impl Template {
         handshake: Option<&Handshake>,
     ) -> PyResult<Bound<'py, PyDict>> {
         let scope = self.scope.bind(py).copy()?;
-        let headers = awaitable::copy_of_list(self.headers.bind(py))?;
+        let headers = calls::copy_of_list(self.headers.bind(py))?;
         scope.set_item(intern!(py, "asgi"), service.asgi(py)?)?;
         scope.set_item(intern!(py, "headers"), headers)?;
         if let Some(state) = service.state(py)? {
             scope.set_item(intern!(py, "state"), state)?;
         }
         match handshake {
-            Some(handshake) => WebSocket::complete_scope(&scope, handshake)?,
+            Some(handshake) => complete_scope(&scope, handshake)?,
             None => scope.set_item(intern!(py, "extensions"), self.extensions(py)?)?,
         }
         if self.is_forwarded {
@@ -252,6 +252,33 @@ impl Template {
         visit.call(&self.scope)?;
         visit.call(&self.headers)
     }
+}
+
+/// Makes a WebSocket's scope of that of a request.
+fn complete_scope(scope: &Bound<'_, PyDict>, handshake: &Handshake) -> PyResult<()> {
+    let py = scope.py();
+    scope.set_item(intern!(py, "type"), intern!(py, "websocket"))?;
+    if let Some(asgi) = scope.get_item(intern!(py, "asgi"))? {
+        asgi.set_item(intern!(py, "spec_version"), intern!(py, "2.4"))?;
+    }
+    if let Some(scheme) = scope.get_item(intern!(py, "scheme"))? {
+        let is_http = message::is_text(&scheme, intern!(py, "http"))?;
+        let scheme = if is_http {
+            intern!(py, "ws")
+        } else {
+            intern!(py, "wss")
+        };
+        scope.set_item(intern!(py, "scheme"), scheme)?;
+    }
+    scope.del_item(intern!(py, "method"))?;
+    let subprotocols = objects::list(py, std::iter::empty::<Bound<'_, PyAny>>())?;
+    for subprotocol in handshake.subprotocols() {
+        subprotocols.append(objects::text(py, subprotocol)?)?;
+    }
+    scope.set_item(intern!(py, "subprotocols"), subprotocols)?;
+    let extensions = objects::dict(py)?;
+    extensions.set_item(intern!(py, "websocket.http.response"), objects::dict(py)?)?;
+    scope.set_item(intern!(py, "extensions"), extensions)
 }
 
 /// The first two parts of an internet address; None for any other.

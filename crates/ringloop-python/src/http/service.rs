@@ -11,7 +11,7 @@ use ringloop_http::h2;
 use ringloop_http::websocket::{Config, Pool};
 
 use super::access_log::{self, Entry};
-use super::awaitable;
+use super::calls;
 use super::connection::Connection;
 use super::counters::{Begun, Counters};
 use super::deadlines::{Deadlines, Kind};
@@ -581,7 +581,7 @@ impl HttpService {
 
     /// A new context for a request.
     pub(super) fn context<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        awaitable::copy_of_context(&self.object(py, |it| &it.context)?)
+        calls::copy_of_context(&self.object(py, |it| &it.context)?)
     }
 
     /// Has the scope of a forwarded request changed to what its proxy says.
@@ -908,7 +908,7 @@ impl HttpService {
         for timer in timers.into_iter().flatten() {
             timer.bind(py).call_method0(intern!(py, "cancel"))?;
         }
-        super::request::wake(py, waiting)
+        wake(py, waiting)
     }
 
     /// Starts the task of a request. Its first step runs at once, unless the user has a task factory.
@@ -963,11 +963,11 @@ impl HttpService {
             eager.as_ptr(),
         ];
         if python_is_at_least(12) {
-            return awaitable::call(&class, &arguments, Some(&names));
+            return calls::call(&class, &arguments, Some(&names));
         }
         // The task has queued its first step, as the last of all. Nothing else runs in between.
         let queued = event_loop.get().queue.get(py).ready.len();
-        let task = awaitable::call(&class, &arguments[..3], Some(&names))?;
+        let task = calls::call(&class, &arguments[..3], Some(&names))?;
         let step = if self.runs_task(py, &event_loop)? {
             None
         } else {
@@ -1083,4 +1083,16 @@ impl HttpService {
         drop(previous);
         Ok(())
     }
+}
+
+/// Ends waits, except those that have been cancelled. All of them, even if one fails.
+pub(super) fn wake(py: Python<'_>, waiting: Vec<Py<PyAny>>) -> PyResult<()> {
+    let wake_one = |future: &Bound<'_, PyAny>| {
+        if support::ask(future, intern!(py, "done"))? {
+            return Ok(());
+        }
+        let set_result = intern!(py, "set_result");
+        future.call_method1(set_result, (py.None(),)).map(drop)
+    };
+    support::for_each(py, waiting, |future| wake_one(future.bind(py)))
 }

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 
 use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyUnicodeDecodeError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyString};
+use pyo3::types::{PyBytes, PyString};
 use ringloop::clock;
 use ringloop_http::websocket::{
     Connection as Codec, ControlFrame, Event, Failure, Handshake, Payload, SendError,
@@ -133,33 +133,6 @@ impl WebSocket {
         Self {
             state: GilCell::new(state),
         }
-    }
-
-    /// Makes a WebSocket's scope of that of a request.
-    pub(super) fn complete_scope(scope: &Bound<'_, PyDict>, handshake: &Handshake) -> PyResult<()> {
-        let py = scope.py();
-        scope.set_item(intern!(py, "type"), intern!(py, "websocket"))?;
-        if let Some(asgi) = scope.get_item(intern!(py, "asgi"))? {
-            asgi.set_item(intern!(py, "spec_version"), intern!(py, "2.4"))?;
-        }
-        if let Some(scheme) = scope.get_item(intern!(py, "scheme"))? {
-            let is_http = message::is_text(&scheme, intern!(py, "http"))?;
-            let scheme = if is_http {
-                intern!(py, "ws")
-            } else {
-                intern!(py, "wss")
-            };
-            scope.set_item(intern!(py, "scheme"), scheme)?;
-        }
-        scope.del_item(intern!(py, "method"))?;
-        let subprotocols = objects::list(py, std::iter::empty::<Bound<'_, PyAny>>())?;
-        for subprotocol in handshake.subprotocols() {
-            subprotocols.append(objects::text(py, subprotocol)?)?;
-        }
-        scope.set_item(intern!(py, "subprotocols"), subprotocols)?;
-        let extensions = objects::dict(py)?;
-        extensions.set_item(intern!(py, "websocket.http.response"), objects::dict(py)?)?;
-        scope.set_item(intern!(py, "extensions"), extensions)
     }
 
     fn of<'a>(request: &'a Bound<'_, Request>) -> PyResult<&'a Self> {

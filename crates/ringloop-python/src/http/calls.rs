@@ -1,0 +1,65 @@
+//! Calls of the C API, for requests.
+
+#![allow(unsafe_code)]
+
+use std::ptr;
+
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyList, PyTuple};
+
+use crate::names::intern;
+use crate::support;
+
+/// `callable(*arguments)` with one keyword argument for each of `names`, which come last in `arguments`.
+pub(super) fn call<'py>(
+    callable: &Bound<'py, PyAny>,
+    arguments: &[*mut ffi::PyObject],
+    names: Option<&Bound<'py, PyTuple>>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let positional = arguments.len() - names.map_or(0, PyTupleMethods::len);
+    // SAFETY: the GIL is held; the caller's arguments are live objects for the length of the call.
+    unsafe {
+        let result = ffi::PyObject_Vectorcall(
+            callable.as_ptr(),
+            arguments.as_ptr(),
+            positional,
+            names.map_or(ptr::null_mut(), Bound::as_ptr),
+        );
+        Bound::from_owned_ptr_or_err(callable.py(), result)
+    }
+}
+
+/// A copy of a context, to run something in.
+pub(super) fn copy_of_context<'py>(context: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    // SAFETY: the GIL is held; what is no context is refused.
+    unsafe { Bound::from_owned_ptr_or_err(context.py(), ffi::PyContext_Copy(context.as_ptr())) }
+}
+
+/// Returns what an application has returned, as something to resume: its coroutine, or one that awaits the object.
+pub(super) fn coroutine_of(given: Bound<'_, PyAny>) -> PyResult<Bound<'_, PyAny>> {
+    // SAFETY: the GIL is held and the object is alive.
+    if unsafe { ffi::PyCoro_CheckExact(given.as_ptr()) } != 0 {
+        return Ok(given);
+    }
+    let py = given.py();
+    support::http(py)?
+        .getattr(intern!(py, "awaiting"))?
+        .call1((given,))
+}
+
+/// The exception that a coroutine's `throw` was given.
+pub(super) fn thrown(arguments: &Bound<'_, PyTuple>) -> PyErr {
+    // SAFETY: the GIL is held, and it is a tuple.
+    unsafe { support::thrown(arguments.py(), arguments.as_ptr()) }
+}
+
+/// A copy of a list.
+pub(super) fn copy_of_list<'py>(list: &Bound<'py, PyList>) -> PyResult<Bound<'py, PyList>> {
+    let py = list.py();
+    // SAFETY: the GIL is held; the result is a new list, or null with an exception set.
+    unsafe {
+        let copy = ffi::PyList_GetSlice(list.as_ptr(), 0, ffi::PY_SSIZE_T_MAX);
+        Ok(Bound::from_owned_ptr_or_err(py, copy)?.cast_into_unchecked())
+    }
+}
