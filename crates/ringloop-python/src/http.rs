@@ -3,6 +3,8 @@
 //! | module | what it holds |
 //! | --- | --- |
 //! | `service` | `HttpService`: what the connections of a server have in common |
+//! | `service_methods` | what Python calls on it |
+//! | `task` | a task for each request |
 //! | `connection` | the protocol of a connection: parsing, order |
 //! | `connection/ending` | how a connection ends: refusals, lingering, deadlines |
 //! | `connection/websocket` | a connection that speaks WebSocket |
@@ -29,7 +31,9 @@ mod message;
 mod request;
 mod scope;
 mod service;
+mod service_methods;
 mod settings;
+mod task;
 mod websocket;
 
 use pyo3::prelude::*;

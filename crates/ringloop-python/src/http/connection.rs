@@ -26,6 +26,7 @@ use super::message::Fields;
 use super::request::Request;
 use super::scope::{Peer, Template};
 use super::service::HttpService;
+use super::task;
 use super::websocket::{self as asgi_websocket, WebSocket};
 use crate::names::intern;
 use crate::objects;
@@ -495,7 +496,7 @@ impl Connection {
             let warned = service.get().warn(py, "Exceeded concurrency limit.");
             return refused.and(warned);
         }
-        HttpService::start(service, request)
+        task::start(service, request)
     }
 
     /// Parses the rest of the input in the next turn.
@@ -772,7 +773,7 @@ impl Connection {
                 .is_truthy()?;
             is_http2 = has_chosen && service.get().limits().http2;
         }
-        let slot = service.get().enter(slf);
+        let slot = service.get().enter(slf.as_any());
         {
             let mut state = this.state.get_mut(py);
             state.known_peer = known_peer;

@@ -23,6 +23,7 @@ use super::message::Fields;
 use super::request::Request;
 use super::scope::Template;
 use super::service::HttpService;
+use super::task;
 use crate::names::intern;
 use crate::receiver::Input;
 
@@ -395,7 +396,7 @@ impl Connection {
             let warned = service.get().warn(py, "Exceeded concurrency limit.");
             return refused.and(warned);
         }
-        HttpService::start(service, request)
+        task::start(service, request)
     }
 
     /// Writes what there is to send. Returns whether there was something.

@@ -1,4 +1,7 @@
 //! `HttpService`: what the connections of a server have in common.
+//!
+//! It knows its connections, and the requests whose tasks wait, only as objects. What Python calls on it, and what it does
+//! with them, is in `service_methods`.
 
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -12,15 +15,12 @@ use ringloop_http::websocket::{Config, Pool};
 
 use super::access_log::{self, Entry};
 use super::calls;
-use super::connection::Connection;
 use super::counters::{Begun, Counters};
 use super::deadlines::{Deadlines, Kind};
-use super::request::Request;
 use super::settings::HttpSettings;
 use crate::event_loop::Loop;
 use crate::names::intern;
 use crate::objects::{self, New};
-use crate::queue::Ready;
 use crate::support::{self, CloneRefOption, GilCell, python_is_at_least};
 
 /// The settings that were given when the service was made, and do not change.
@@ -108,13 +108,13 @@ impl<T> Table<T> {
 
 struct State {
     objects: Option<Objects>,
-    connections: Table<Py<Connection>>,
+    connections: Table<Py<PyAny>>,
     /// Those of which only the rest of the client's data is awaited.
     lingering: usize,
     /// Protocols that may still get their connections.
     awaited: usize,
     /// Requests whose tasks wait.
-    waiting: Table<Py<Request>>,
+    waiting: Table<Py<PyAny>>,
     /// Requests whose tasks are not over.
     active: usize,
     requests: u64,
@@ -151,29 +151,81 @@ const BUFFER_KEPT: usize = 64 * 1024;
 /// The most buffers that are kept.
 const BUFFERS_KEPT: usize = 4;
 
-#[pymethods]
+/// The arguments of `HttpService`.
+pub(super) struct Given<'a, 'py> {
+    pub(super) event_loop: &'a Bound<'py, Loop>,
+    pub(super) application: Py<PyAny>,
+    pub(super) settings: HttpSettings,
+    pub(super) headers: Option<&'a Bound<'py, PyAny>>,
+    pub(super) has_websockets: bool,
+    pub(super) state: Option<Py<PyDict>>,
+    pub(super) limit_max_requests: Option<u64>,
+    pub(super) on_max_requests: Option<Py<PyAny>>,
+    pub(super) access_log: Option<Py<PyAny>>,
+    pub(super) unlogged_path: Option<String>,
+    pub(super) forwarded: Option<Py<PyAny>>,
+    pub(super) logger: Option<Py<PyAny>>,
+}
+
+/// Fields that are added to every response, the value of Server, and whether Date is among the fields.
+type DefaultFields = (Vec<(Vec<u8>, Vec<u8>)>, Option<String>, bool);
+
+fn default_fields(py: Python<'_>, headers: Option<&Bound<'_, PyAny>>) -> PyResult<DefaultFields> {
+    let mut fields = Vec::new();
+    let mut servers = Vec::new();
+    let mut has_date = false;
+    let Some(headers) = headers else {
+        return Ok((fields, None, has_date));
+    };
+    for pair in headers.try_iter()? {
+        let (name, value) = super::message::name_and_value(&pair?)?;
+        let name = crate::buffers::with_bytes(&name, |name| Ok(name.to_ascii_lowercase()))?;
+        let value = crate::buffers::with_bytes(&value, |value| Ok(value.to_vec()))?;
+        if !ringloop_http::is_field(&name, &value) {
+            return Err(objects::error::<PyValueError>(py, "invalid HTTP header"));
+        }
+        if matches!(name.as_slice(), b"content-length" | b"transfer-encoding") {
+            let text = "the length of a response can't be a default header";
+            return Err(objects::error::<PyValueError>(py, text));
+        }
+        has_date |= name == b"date";
+        match String::from_utf8(value) {
+            Ok(value) if name == b"server" => servers.push(value),
+            Ok(value) => fields.push((name, value.into_bytes())),
+            Err(error) => fields.push((name, error.into_bytes())),
+        }
+    }
+    // The usual one has a fast way, which several don't fit.
+    let server = if servers.len() == 1 {
+        servers.pop()
+    } else {
+        fields.extend(
+            servers
+                .into_iter()
+                .map(|value| (b"server".to_vec(), value.into_bytes())),
+        );
+        None
+    };
+    Ok((fields, server, has_date))
+}
+
 impl HttpService {
-    #[new]
-    #[pyo3(signature = (
-        r#loop, app, settings, *, headers=None, ws=true, state=None, limit_max_requests=None, on_max_requests=None,
-        access_log=None, unlogged_path=None, forwarded=None, logger=None,
-    ))]
-    #[allow(clippy::too_many_arguments, reason = "all but three are keywords")]
-    fn new(
-        py: Python<'_>,
-        r#loop: &Bound<'_, Loop>,
-        app: Py<PyAny>,
-        settings: HttpSettings,
-        headers: Option<&Bound<'_, PyAny>>,
-        ws: bool,
-        state: Option<Py<PyDict>>,
-        limit_max_requests: Option<u64>,
-        on_max_requests: Option<Py<PyAny>>,
-        access_log: Option<Py<PyAny>>,
-        unlogged_path: Option<String>,
-        forwarded: Option<Py<PyAny>>,
-        logger: Option<Py<PyAny>>,
-    ) -> PyResult<Self> {
+    /// A service, with the settings that Python gave.
+    pub(super) fn make(py: Python<'_>, given: Given<'_, '_>) -> PyResult<Self> {
+        let Given {
+            event_loop,
+            application,
+            settings,
+            headers,
+            has_websockets,
+            state,
+            limit_max_requests,
+            on_max_requests,
+            access_log,
+            unlogged_path,
+            forwarded,
+            logger,
+        } = given;
         let (default_fields, server, has_own_date) = default_fields(py, headers)?;
         let logger = match logger {
             Some(logger) => logger,
@@ -208,13 +260,13 @@ impl HttpService {
             unlogged_path,
             logs_lines,
             has_state: state.is_some(),
-            websocket: ws.then(|| settings.websocket_config()),
+            websocket: has_websockets.then(|| settings.websocket_config()),
             websocket_queue: settings.ws_max_queue.max(1),
             root_path_bytes: settings.root_path.into_bytes(),
         };
         let objects = Objects {
-            event_loop: r#loop.clone().unbind(),
-            application: app,
+            event_loop: event_loop.clone().unbind(),
+            application,
             root_path,
             asgi: asgi.unbind(),
             state,
@@ -262,131 +314,37 @@ impl HttpService {
         })
     }
 
-    /// A protocol for a new connection.
-    fn protocol<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, Connection>> {
-        Connection::new(slf)
-    }
-
     /// How many connections are open.
-    #[getter]
-    fn connections(&self, py: Python<'_>) -> New<usize> {
-        New(self.state.get(py).connections.len())
+    pub(super) fn open(&self, py: Python<'_>) -> usize {
+        self.state.get(py).connections.len()
     }
 
     /// How many protocols have no connection yet, which some get after TLS's handshake only.
-    #[getter]
-    fn awaited(&self, py: Python<'_>) -> New<usize> {
-        New(self.state.get(py).awaited)
+    pub(super) fn awaited(&self, py: Python<'_>) -> usize {
+        self.state.get(py).awaited
     }
 
     /// How many requests have begun.
-    #[getter]
-    fn requests(&self, py: Python<'_>) -> New<u64> {
-        New(self.state.get(py).requests)
+    pub(super) fn requests(&self, py: Python<'_>) -> u64 {
+        self.state.get(py).requests
     }
 
-    /// How many requests have a task that is not over.
-    #[getter]
-    fn active(&self, py: Python<'_>) -> New<usize> {
-        New(self.state.get(py).active)
+    /// How many requests are being answered.
+    pub(super) fn active(&self, py: Python<'_>) -> usize {
+        self.state.get(py).active
     }
 
-    /// The tasks of requests in flight.
-    fn tasks<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let requests = self.all_waiting(py);
-        let tasks = requests.iter().filter_map(|request| request.get().task(py));
-        let tasks = tasks.map(|task| task.into_bound(py).into_any());
-        Ok(objects::list(py, tasks)?.into_any())
+    /// What was counted so far.
+    pub(super) fn counters(&self, py: Python<'_>) -> Counters {
+        self.counters.get(py).clone()
     }
 
-    /// A snapshot of what was counted so far; `_core.pyi` describes it.
-    fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let counters = self.counters.get(py).clone();
-        let (open, active) = {
-            let state = self.state.get(py);
-            (state.connections.len(), state.active)
-        };
-        let metrics = counters.to_dict(py)?;
-        metrics.set_item(New("connections_open"), New(open))?;
-        metrics.set_item(New("requests_active"), New(active))?;
-        Ok(metrics)
-    }
-
-    /// Closes idle connections now, and the others after their responses.
-    fn shut_down(&self, py: Python<'_>) -> PyResult<()> {
+    pub(super) fn begin_shutting_down(&self, py: Python<'_>) {
         self.state.get_mut(py).is_shutting_down = true;
-        support::for_each(py, self.all_connections(py), |connection| {
-            Connection::shut_down(connection.bind(py))
-        })
     }
 
-    /// Tells the applications of requests in flight that their clients are gone.
-    fn disconnect(&self, py: Python<'_>) -> PyResult<()> {
-        let told = support::for_each(py, self.all_waiting(py), |request| {
-            request.get().disconnect(py, false)
-        });
-        let ended = support::for_each(py, self.all_connections(py), |connection| {
-            Connection::end_closing_websocket(connection.bind(py))
-        });
-        support::first_error(py, told, ended)
-    }
-
-    /// Cancels the tasks of requests in flight, and drops all connections.
-    fn abort(&self, py: Python<'_>) -> PyResult<()> {
-        let cancelled = support::for_each(py, self.all_waiting(py), |request| {
-            match request.get().task(py) {
-                Some(task) => task.call_method0(py, intern!(py, "cancel")).map(drop),
-                None => Ok(()),
-            }
-        });
-        let aborted = support::for_each(py, self.all_connections(py), |connection| {
-            Connection::abort(connection.bind(py))
-        });
-        support::first_error(py, cancelled, aborted)
-    }
-
-    /// A future that is done when no connection is open and no request in flight.
-    fn wait_closed<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let future = self.create_future(py)?;
-        self.state.get_mut(py).closing.push(future.clone().unbind());
-        self.check_closed(py)?;
-        Ok(future)
-    }
-
-    /// Writes the lines of the access log that are held back.
-    fn _flush_access_log(&self, py: Python<'_>) -> PyResult<()> {
-        self.lines.get_mut(py).is_scheduled = false;
-        self.flush_lines(py)
-    }
-
-    /// A deadline of the kind with this number may have expired.
-    fn _on_timer(slf: &Bound<'_, Self>, number: usize) -> PyResult<()> {
-        let py = slf.py();
-        let Some(&kind) = Kind::ALL.get(number) else {
-            return Ok(());
-        };
-        let previous = slf.get().state.get_mut(py).timers[number].take();
-        drop(previous);
-        let now_ns = clock::now_ns();
-        let mut result = Ok(());
-        loop {
-            let expired = {
-                let mut state = slf.get().state.get_mut(py);
-                let Some(slot) = state.deadlines.expire(kind, now_ns) else {
-                    break;
-                };
-                let connection = state.connections.places.get(slot);
-                connection.and_then(|it| it.as_ref().map(|it| it.clone_ref(py)))
-            };
-            if let Some(connection) = expired {
-                let ended = Connection::on_deadline(connection.bind(py), kind);
-                result = support::first_error(py, result, ended);
-            }
-        }
-        support::first_error(py, result, Self::set_timer(slf, kind))
-    }
-
-    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+    /// For the collector.
+    pub(super) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
         let Some(state) = self.state.for_traversal() else {
             return Ok(());
         };
@@ -415,7 +373,8 @@ impl HttpService {
         Ok(())
     }
 
-    fn __clear__(&self, py: Python<'_>) {
+    /// For the collector.
+    pub(super) fn clear(&self, py: Python<'_>) {
         let dropped = {
             let mut state = self.state.get_mut(py);
             (
@@ -428,52 +387,15 @@ impl HttpService {
         };
         drop(dropped);
     }
-}
 
-/// The settings of connections that speak HTTP/2.
-/// Fields that are added to every response, the value of Server, and whether Date is among the fields.
-type DefaultFields = (Vec<(Vec<u8>, Vec<u8>)>, Option<String>, bool);
-
-fn default_fields(py: Python<'_>, headers: Option<&Bound<'_, PyAny>>) -> PyResult<DefaultFields> {
-    let mut fields = Vec::new();
-    let mut servers = Vec::new();
-    let mut has_date = false;
-    let Some(headers) = headers else {
-        return Ok((fields, None, has_date));
-    };
-    for pair in headers.try_iter()? {
-        let (name, value) = super::message::name_and_value(&pair?)?;
-        let name = crate::buffers::with_bytes(&name, |name| Ok(name.to_ascii_lowercase()))?;
-        let value = crate::buffers::with_bytes(&value, |value| Ok(value.to_vec()))?;
-        if !ringloop_http::is_field(&name, &value) {
-            return Err(objects::error::<PyValueError>(py, "invalid HTTP header"));
-        }
-        if matches!(name.as_slice(), b"content-length" | b"transfer-encoding") {
-            let text = "the length of a response can't be a default header";
-            return Err(objects::error::<PyValueError>(py, text));
-        }
-        has_date |= name == b"date";
-        match String::from_utf8(value) {
-            Ok(value) if name == b"server" => servers.push(value),
-            Ok(value) => fields.push((name, value.into_bytes())),
-            Err(error) => fields.push((name, error.into_bytes())),
-        }
+    /// A future that is done when no connection is open and no request in flight.
+    pub(super) fn when_closed<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let future = self.create_future(py)?;
+        self.state.get_mut(py).closing.push(future.clone().unbind());
+        self.check_closed(py)?;
+        Ok(future)
     }
-    // The usual one has a fast way, which several don't fit.
-    let server = if servers.len() == 1 {
-        servers.pop()
-    } else {
-        fields.extend(
-            servers
-                .into_iter()
-                .map(|value| (b"server".to_vec(), value.into_bytes())),
-        );
-        None
-    };
-    Ok((fields, server, has_date))
-}
 
-impl HttpService {
     pub(super) fn limits(&self) -> Limits {
         self.settings.limits
     }
@@ -741,6 +663,12 @@ impl HttpService {
         Ok(is_added)
     }
 
+    /// Writes the lines of the access log that are held back: the loop has called for it.
+    pub(super) fn flush_access_log(&self, py: Python<'_>) -> PyResult<()> {
+        self.lines.get_mut(py).is_scheduled = false;
+        self.flush_lines(py)
+    }
+
     fn flush_lines(&self, py: Python<'_>) -> PyResult<()> {
         let lines = self.lines.get_mut(py).take();
         let (Some(lines), Some(log)) = (lines, self.access_log(py)) else {
@@ -855,7 +783,7 @@ impl HttpService {
     }
 
     /// Enters a connection.
-    pub(super) fn enter(&self, connection: &Bound<'_, Connection>) -> usize {
+    pub(super) fn enter(&self, connection: &Bound<'_, PyAny>) -> usize {
         self.counters.get_mut(connection.py()).connections += 1;
         let mut state = self.state.get_mut(connection.py());
         state.connections.insert(connection.clone().unbind())
@@ -879,7 +807,7 @@ impl HttpService {
         self.check_closed(py)
     }
 
-    fn all_connections(&self, py: Python<'_>) -> Vec<Py<Connection>> {
+    pub(super) fn all_connections(&self, py: Python<'_>) -> Vec<Py<PyAny>> {
         let state = self.state.get(py);
         state
             .connections
@@ -888,9 +816,38 @@ impl HttpService {
             .collect()
     }
 
-    fn all_waiting(&self, py: Python<'_>) -> Vec<Py<Request>> {
+    pub(super) fn all_waiting(&self, py: Python<'_>) -> Vec<Py<PyAny>> {
         let state = self.state.get(py);
         state.waiting.iter().map(|it| it.clone_ref(py)).collect()
+    }
+
+    /// Counts a request whose answer begins.
+    pub(super) fn begin_active(&self, py: Python<'_>) {
+        self.state.get_mut(py).active += 1;
+    }
+
+    /// Keeps a request that is not over. Returns the number that it is known by.
+    pub(super) fn keep_waiting(&self, request: &Bound<'_, PyAny>) -> usize {
+        let mut state = self.state.get_mut(request.py());
+        state.waiting.insert(request.clone().unbind())
+    }
+
+    /// The class of tasks, and the names of the arguments to make one with.
+    pub(super) fn task_class<'py>(
+        &self,
+        py: Python<'py>,
+    ) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyTuple>)> {
+        Ok((
+            self.object(py, |it| &it.task_class)?,
+            self.object(py, |it| &it.task_names)?,
+        ))
+    }
+
+    /// Python 3.11: asyncio's table of the tasks that run.
+    pub(super) fn current_tasks<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyDict>> {
+        let state = self.state.get(py);
+        let tasks = state.objects.as_ref()?.current_tasks.as_ref();
+        tasks.map(|tasks| tasks.bind(py).clone())
     }
 
     /// Tells those who wait for it that all is over, if it is.
@@ -909,90 +866,6 @@ impl HttpService {
             timer.bind(py).call_method0(intern!(py, "cancel"))?;
         }
         wake(py, waiting)
-    }
-
-    /// Starts the task of a request. Its first step runs at once, unless the user has a task factory.
-    pub(super) fn start(slf: &Bound<'_, Self>, request: &Bound<'_, Request>) -> PyResult<()> {
-        let this = slf.get();
-        let py = slf.py();
-        this.count_request(py)?;
-        this.state.get_mut(py).active += 1;
-        let task = match this.make_task(py, request) {
-            Ok(task) => task,
-            Err(error) => {
-                if !request.get().is_over(py) {
-                    this.on_request_over(py, None)?;
-                }
-                return Err(error);
-            }
-        };
-        if !request.get().is_over(py) {
-            let slot = {
-                let mut state = this.state.get_mut(py);
-                state.waiting.insert(request.clone().unbind())
-            };
-            request.get().set_task(&task, slot);
-            let event_loop = this.event_loop(py)?;
-            if event_loop.get().has_task_factory(py) {
-                let callback = request.getattr(intern!(py, "_on_task_done"))?;
-                task.call_method1(intern!(py, "add_done_callback"), (callback,))?;
-            }
-        }
-        Ok(())
-    }
-
-    fn make_task<'py>(
-        &self,
-        py: Python<'py>,
-        request: &Bound<'py, Request>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        let context = self.context(py)?;
-        let event_loop = self.event_loop(py)?;
-        if event_loop.get().has_task_factory(py) {
-            let options = objects::dict(py)?;
-            options.set_item(intern!(py, "context"), context)?;
-            return event_loop.call_method(intern!(py, "create_task"), (request,), Some(&options));
-        }
-        let class = self.object(py, |it| &it.task_class)?;
-        let names = self.object(py, |it| &it.task_names)?;
-        let eager = pyo3::types::PyBool::new(py, true);
-        let arguments = [
-            request.as_ptr(),
-            event_loop.as_ptr(),
-            context.as_ptr(),
-            eager.as_ptr(),
-        ];
-        if python_is_at_least(12) {
-            return calls::call(&class, &arguments, Some(&names));
-        }
-        // The task has queued its first step, as the last of all. Nothing else runs in between.
-        let queued = event_loop.get().queue.get(py).ready.len();
-        let task = calls::call(&class, &arguments[..3], Some(&names))?;
-        let step = if self.runs_task(py, &event_loop)? {
-            None
-        } else {
-            let mut queue = event_loop.get().queue.get_mut(py);
-            let is_next = queue.ready.len() == queued + 1
-                && matches!(queue.ready.back(), Some(Ready::Handle(_)));
-            is_next.then(|| queue.ready.pop_back()).flatten()
-        };
-        if let Some(Ready::Handle(step)) = step {
-            let result = step.run(py);
-            step.finish_run(py);
-            step.release(py);
-            result?;
-        }
-        Ok(task)
-    }
-
-    /// Python 3.11: whether a task runs, inside of which no other one can.
-    fn runs_task(&self, py: Python<'_>, event_loop: &Bound<'_, Loop>) -> PyResult<bool> {
-        let tasks = {
-            let state = self.state.get(py);
-            let objects = state.objects.as_ref();
-            objects.and_then(|objects| objects.current_tasks.clone_ref_opt(py))
-        };
-        tasks.map_or(Ok(false), |tasks| tasks.bind(py).contains(event_loop))
     }
 
     /// The task of a request is over.
@@ -1059,8 +932,27 @@ impl HttpService {
         Self::set_timer(slf, Kind::Write)
     }
 
+    /// The timer of a kind of deadline has called.
+    pub(super) fn forget_timer(&self, py: Python<'_>, kind: Kind) {
+        let previous = self.state.get_mut(py).timers[kind as usize].take();
+        drop(previous);
+    }
+
+    /// Takes a connection whose deadline of this kind has expired. The inner None: it has left.
+    pub(super) fn expire(
+        &self,
+        py: Python<'_>,
+        kind: Kind,
+        now_ns: u64,
+    ) -> Option<Option<Py<PyAny>>> {
+        let mut state = self.state.get_mut(py);
+        let slot = state.deadlines.expire(kind, now_ns)?;
+        let connection = state.connections.places.get(slot);
+        Some(connection.and_then(|it| it.clone_ref_opt(py)))
+    }
+
     /// Has the loop call when the first deadline of a kind expires.
-    fn set_timer(slf: &Bound<'_, Self>, kind: Kind) -> PyResult<()> {
+    pub(super) fn set_timer(slf: &Bound<'_, Self>, kind: Kind) -> PyResult<()> {
         let py = slf.py();
         let this = slf.get();
         let first_ns = {
