@@ -10,7 +10,8 @@
 //! | `connection/websocket` | a connection that speaks WebSocket |
 //! | `request` | a request's coroutine, and the messages between application and connection |
 //! | `awaitable` | `receive` and `send`, and the awaitables that they return |
-//! | `websocket` | a WebSocket's messages between application and client |
+//! | `websocket` | a WebSocket's frames, its queue, and how far it has got |
+//! | `websocket_messages` | its messages between application and client |
 //! | `calls` | calls of the C API, for requests |
 //! | `message` | reading what applications send |
 //! | `scope` | what an application is told about a request |
@@ -35,6 +36,7 @@ mod service_methods;
 mod settings;
 mod task;
 mod websocket;
+mod websocket_messages;
 
 use pyo3::prelude::*;
 

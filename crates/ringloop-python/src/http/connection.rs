@@ -27,7 +27,8 @@ use super::request::Request;
 use super::scope::{Peer, Template};
 use super::service::HttpService;
 use super::task;
-use super::websocket::{self as asgi_websocket, WebSocket};
+use super::websocket::WebSocket;
+use super::websocket_messages;
 use crate::names::intern;
 use crate::objects;
 use crate::receiver::{Input, Receiver};
@@ -488,7 +489,7 @@ impl Connection {
             service.get().count_request(py)?;
             let text = "Service Unavailable";
             let refused = if request.get().websocket().is_some() {
-                asgi_websocket::log(request, "503").and(Self::refuse(slf, 503, text))
+                websocket_messages::log(request, "503").and(Self::refuse(slf, 503, text))
             } else {
                 let scope = request.get().take_logged_scope(py);
                 Self::refuse_request(slf, scope, 503, text)
@@ -878,7 +879,7 @@ impl Connection {
         let mut result = Ok(());
         for request in current.iter().chain(streams.iter().flatten()) {
             if let Some(websocket) = request.get().websocket() {
-                result = result.and(websocket.resume_writing(slf));
+                result = result.and(Self::resume_websocket(slf, websocket));
             }
             result = result.and(request.get().wake_senders(py));
         }

@@ -21,6 +21,7 @@ use super::counters::Begun;
 use super::h2::Stream;
 use super::service::{self, HttpService};
 use super::websocket::WebSocket;
+use super::websocket_messages;
 use crate::coroutine::{self, Step};
 use crate::names::intern;
 use crate::objects::{self, New};
@@ -298,7 +299,7 @@ impl Request {
         let py = slf.py();
         let this = slf.get();
         if this.websocket.is_some() {
-            return WebSocket::receive(slf);
+            return websocket_messages::receive(slf);
         }
         if let Some(connection) = this.connection(py) {
             match this.stream {
@@ -483,7 +484,7 @@ impl Request {
         }
         let counted = service.get().on_request_over(py, slot);
         if this.websocket.is_some() {
-            return counted.and(WebSocket::finish(slf, outcome));
+            return counted.and(websocket_messages::finish(slf, outcome));
         }
         let scope = this.take_logged_scope(py);
         let connection = this.connection(py);

@@ -1,14 +1,16 @@
 //! A connection that speaks WebSocket: what is read, the deadlines, and the end.
 
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use ringloop_http::h1::{self, Upgrade};
-use ringloop_http::websocket::{AcceptError, Connection as Codec, Handshake, Refusal};
+use ringloop_http::websocket::{AcceptError, Connection as Codec, Handshake, Refusal, SendError};
 
 use super::Connection;
 use crate::http::deadlines::Kind;
 use crate::http::request::Request;
 use crate::http::service::HttpService;
-use crate::http::websocket::{OwnField, WebSocket};
+use crate::http::websocket::{End, INTERNAL_ERROR, Read, SERVICE_RESTART, WebSocket};
+use crate::objects;
 use crate::receiver::Input;
 
 impl Connection {
@@ -40,7 +42,7 @@ impl Connection {
         py: Python<'_>,
         handshake: &Handshake,
         subprotocol: Option<&str>,
-        fields: &[OwnField],
+        fields: &[(Vec<u8>, Vec<u8>)],
         service: &HttpService,
         buffer: &mut Vec<u8>,
     ) -> Result<Codec, AcceptError> {
@@ -73,7 +75,7 @@ impl Connection {
         this.state.get_mut(py).is_busy = true;
         let result = match input {
             Some(mut input) if kept.is_empty() => {
-                let result = WebSocket::read(&request, slf, &mut input, false);
+                let result = Self::read_websocket(slf, &request, &mut input, false);
                 let used = *result.as_ref().unwrap_or(&input.len());
                 this.keep(py, Some(&input), kept, used);
                 result
@@ -82,7 +84,7 @@ impl Connection {
                 if let Some(input) = input {
                     kept.extend_from_slice(&input);
                 }
-                let result = WebSocket::read(&request, slf, &mut kept, false);
+                let result = Self::read_websocket(slf, &request, &mut kept, false);
                 let used = *result.as_ref().unwrap_or(&kept.len());
                 this.keep(py, None, kept, used);
                 result
@@ -98,7 +100,7 @@ impl Connection {
             Ok(())
         } else if !has_input {
             this.resume_reading(py, &service)
-        } else if WebSocket::is_full(&request, service.get()) {
+        } else if is_full(&request, service.get()) {
             this.pause_reading(py)
         } else {
             // It came while the rest was being read.
@@ -121,7 +123,7 @@ impl Connection {
             return Ok(());
         };
         slf.get().state.get_mut(py).is_busy = true;
-        let result = WebSocket::read(&request, slf, &mut kept, true);
+        let result = Self::read_websocket(slf, &request, &mut kept, true);
         slf.get().state.get_mut(py).is_busy = false;
         result.map(drop)
     }
@@ -202,7 +204,7 @@ impl Connection {
             return Ok(false);
         }
         match slf.get().websocket_request(py) {
-            Some(request) => WebSocket::shut_down(&request, slf).map(|()| true),
+            Some(request) => Self::shut_down_open_websocket(slf, &request).map(|()| true),
             None => Ok(true),
         }
     }
@@ -211,15 +213,165 @@ impl Connection {
     pub(in crate::http) fn end_closing_websocket(slf: &Bound<'_, Self>) -> PyResult<()> {
         let py = slf.py();
         let request = slf.get().websocket_request(py);
-        let is_closing = request.is_some_and(|request| WebSocket::is_closing(&request));
+        let is_closing = request.is_some_and(|request| is_closing(&request));
         if is_closing { Self::close(slf) } else { Ok(()) }
     }
 
     /// A deadline of a WebSocket has expired.
     pub(super) fn on_websocket_deadline(slf: &Bound<'_, Self>, kind: Kind) -> PyResult<()> {
         match slf.get().websocket_request(slf.py()) {
-            Some(request) if kind != Kind::Close => WebSocket::on_deadline(&request, slf, kind),
+            Some(request) if kind != Kind::Close => Self::on_ping_deadline(slf, &request, kind),
             _ => Self::close(slf),
         }
     }
+
+    /// Has a WebSocket read `input`, and does what that demands. Returns how many bytes were used.
+    fn read_websocket(
+        slf: &Bound<'_, Self>,
+        request: &Bound<'_, Request>,
+        input: &mut [u8],
+        is_last: bool,
+    ) -> PyResult<usize> {
+        let py = slf.py();
+        let websocket = websocket_of(request)?;
+        let service = request.get().service(py)?;
+        let mut answers = service.get().take_buffer(py);
+        let is_paused = slf.get().is_writing_paused(py);
+        let read = websocket.read(&service, input, &mut answers, is_paused, is_last);
+        let timed = match &read {
+            Ok(read) if read.is_ping_answered => Self::set_websocket_deadline(slf, Kind::Ping),
+            _ => Ok(()),
+        };
+        // Even if something has failed.
+        let answered = Self::write(slf, &answers, None, b"");
+        service.get().return_buffer(py, answers);
+        let ended = match &read {
+            Ok(Read { end: Some(end), .. }) => Self::end_websocket(slf, websocket, end),
+            _ => Ok(()),
+        };
+        let woken = if websocket.has_news(py) {
+            request.get().wake_receivers(py)
+        } else {
+            Ok(())
+        };
+        let read = read?;
+        timed.and(answered).and(ended).and(woken)?;
+        Ok(read.used)
+    }
+
+    /// The client has ended its part, or made it meaningless.
+    fn end_websocket(slf: &Bound<'_, Self>, websocket: &WebSocket, end: &End) -> PyResult<()> {
+        let py = slf.py();
+        let (frame, is_orderly) = match end {
+            End::Closed(code) => (websocket.answer_close(py, *code), true),
+            End::Failed(failure) => (websocket.fail(py, *failure), false),
+        };
+        if let Some(frame) = frame {
+            Self::write(slf, frame.as_slice(), None, b"")?;
+        }
+        if is_orderly {
+            Self::close(slf)
+        } else {
+            Self::close_slowly(slf)
+        }
+    }
+
+    /// A handshake was accepted.
+    pub(in crate::http) fn begin_websocket(
+        slf: &Bound<'_, Self>,
+        request: &Bound<'_, Request>,
+    ) -> PyResult<()> {
+        let service = request.get().service(slf.py())?;
+        if service.get().is_shutting_down(slf.py()) {
+            return Self::shut_down_open_websocket(slf, request);
+        }
+        Self::set_websocket_deadline(slf, Kind::Ping)?;
+        Self::read_on_later(slf)
+    }
+
+    /// Sends the close frame, and waits for the client's. 1005 stands for no code. Nothing happens if one was sent.
+    pub(in crate::http) fn close_websocket(
+        slf: &Bound<'_, Self>,
+        request: &Bound<'_, Request>,
+        code: u16,
+        reason: &str,
+    ) -> PyResult<Result<(), SendError>> {
+        let py = slf.py();
+        let frame = match websocket_of(request)?.close(py, code, reason) {
+            Ok(frame) => frame,
+            Err(SendError::Closing) => return Ok(Ok(())),
+            Err(error) => return Ok(Err(error)),
+        };
+        Self::write(slf, frame.as_slice(), None, b"")?;
+        Self::set_websocket_deadline(slf, Kind::Close)?;
+        Self::read_on_later(slf)?;
+        request.get().wake_receivers(py)?;
+        request.get().wake_senders(py)?;
+        Ok(Ok(()))
+    }
+
+    fn shut_down_open_websocket(
+        slf: &Bound<'_, Self>,
+        request: &Bound<'_, Request>,
+    ) -> PyResult<()> {
+        if is_closing(request) {
+            return Self::close(slf);
+        }
+        // It has a valid code and no reason.
+        Self::close_websocket(slf, request, SERVICE_RESTART, "").map(drop)
+    }
+
+    /// It is time for a ping, or for the answer to one.
+    fn on_ping_deadline(
+        slf: &Bound<'_, Self>,
+        request: &Bound<'_, Request>,
+        kind: Kind,
+    ) -> PyResult<()> {
+        let py = slf.py();
+        let websocket = websocket_of(request)?;
+        if kind == Kind::Ping {
+            let Some(frame) = websocket.ping(py) else {
+                return Ok(());
+            };
+            Self::write(slf, frame.as_slice(), None, b"")?;
+            let service = request.get().service(py)?;
+            let kind = if service.get().has_timeout(Kind::Pong) {
+                Kind::Pong
+            } else {
+                Kind::Ping
+            };
+            return Self::set_websocket_deadline(slf, kind);
+        }
+        if slf.get().has_work_left(py)? {
+            return Self::set_websocket_deadline(slf, kind);
+        }
+        Self::close_websocket(slf, request, INTERNAL_ERROR, "keepalive ping timeout")
+            .and_then(|_| Self::close(slf))
+    }
+
+    /// There is room to write.
+    pub(super) fn resume_websocket(slf: &Bound<'_, Self>, websocket: &WebSocket) -> PyResult<()> {
+        match websocket.take_pong(slf.py()) {
+            Some(pong) => Self::write(slf, pong.as_slice(), None, b""),
+            None => Ok(()),
+        }
+    }
+}
+
+fn websocket_of<'a>(request: &'a Bound<'_, Request>) -> PyResult<&'a WebSocket> {
+    let text = "the request is not for a WebSocket";
+    let websocket = request.get().websocket();
+    websocket.ok_or_else(|| objects::error::<PyRuntimeError>(request.py(), text))
+}
+
+/// Whether a close frame was sent.
+fn is_closing(request: &Bound<'_, Request>) -> bool {
+    let websocket = request.get().websocket();
+    websocket.is_some_and(|websocket| websocket.is_closing(request.py()))
+}
+
+/// Whether reading must wait for the application.
+fn is_full(request: &Bound<'_, Request>, service: &HttpService) -> bool {
+    let websocket = request.get().websocket();
+    websocket.is_some_and(|websocket| websocket.is_full(request.py(), service))
 }

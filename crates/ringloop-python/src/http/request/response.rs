@@ -11,7 +11,7 @@ use crate::http::connection::Connection;
 use crate::http::h2::Stream;
 use crate::http::message;
 use crate::http::service::HttpService;
-use crate::http::websocket::WebSocket;
+use crate::http::websocket_messages;
 use crate::names::intern;
 use crate::objects;
 use crate::support;
@@ -60,7 +60,7 @@ impl Request {
         let py = slf.py();
         let this = slf.get();
         let sending = if this.websocket.is_some() {
-            WebSocket::send(slf, message)?
+            websocket_messages::send(slf, message)?
         } else {
             Self::send_http(slf, message)?
         };
