@@ -8,7 +8,8 @@
 //! | `connection` | the protocol of a connection: parsing, order |
 //! | `connection/ending` | how a connection ends: refusals, lingering, deadlines |
 //! | `connection/websocket` | a connection that speaks WebSocket |
-//! | `request` | a request's coroutine, and the messages between application and connection |
+//! | `exchange` | a request with its response; what it needs of a protocol, and a connection of who answers it |
+//! | `request` | what an application receives and sends |
 //! | `awaitable` | `receive` and `send`, and the awaitables that they return |
 //! | `websocket` | a WebSocket's frames, its queue, and how far it has got |
 //! | `websocket_messages` | its messages between application and client |
@@ -27,6 +28,7 @@ mod calls;
 mod connection;
 mod counters;
 mod deadlines;
+mod exchange;
 mod h2;
 mod message;
 mod request;

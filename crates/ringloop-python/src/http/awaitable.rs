@@ -16,6 +16,7 @@ use pyo3::types::PyTuple;
 
 use super::calls;
 use super::request::{Request, Sending};
+use super::websocket_messages;
 use crate::coroutine::{self, Coroutine, Phase, Step};
 use crate::names::intern;
 use crate::native_type::{self, EndOfLife, Head, NativeType, attribute, slot, visit_all};
@@ -32,7 +33,7 @@ struct Channel {
 
 /// One call of a channel.
 #[repr(C)]
-struct Exchange {
+struct Call {
     head: Head,
     request: *mut ffi::PyObject,
     /// The message to send; null to receive, and when it has been taken.
@@ -47,7 +48,7 @@ struct Exchange {
 
 static mut RECEIVE: *mut ffi::PyTypeObject = ptr::null_mut();
 static mut SEND: *mut ffi::PyTypeObject = ptr::null_mut();
-static mut EXCHANGE: *mut ffi::PyTypeObject = ptr::null_mut();
+static mut CALL: *mut ffi::PyTypeObject = ptr::null_mut();
 
 /// The two channels of a request: `receive` and `send`.
 pub(super) fn channels<'py>(
@@ -87,7 +88,7 @@ unsafe fn channel<'py>(
 ///
 /// # Safety
 /// The GIL is held, and `channel` is one.
-unsafe fn exchange(channel: *mut ffi::PyObject, message: *mut ffi::PyObject) -> *mut ffi::PyObject {
+unsafe fn new_call(channel: *mut ffi::PyObject, message: *mut ffi::PyObject) -> *mut ffi::PyObject {
     // SAFETY: the GIL is held, and `channel` is a live one, which is the function's contract. Every field is set before
     // the object is tracked.
     unsafe {
@@ -96,9 +97,9 @@ unsafe fn exchange(channel: *mut ffi::PyObject, message: *mut ffi::PyObject) -> 
             ffi::PyErr_SetString(ffi::PyExc_RuntimeError, c"the request is gone".as_ptr());
             return ptr::null_mut();
         }
-        let object = native_type::allocate(EXCHANGE);
+        let object = native_type::allocate(CALL);
         if !object.is_null() {
-            let this = object.cast::<Exchange>();
+            let this = object.cast::<Call>();
             (*this).request = ffi::Py_NewRef(request);
             (*this).message = ffi::Py_XNewRef(message);
             (*this).sends = !message.is_null();
@@ -125,7 +126,7 @@ unsafe extern "C" fn call_receive(
             );
             return ptr::null_mut();
         }
-        exchange(channel, ptr::null_mut())
+        new_call(channel, ptr::null_mut())
     }
 }
 
@@ -159,13 +160,36 @@ unsafe extern "C" fn call_send(
             );
             return ptr::null_mut();
         }
-        exchange(channel, *arguments)
+        new_call(channel, *arguments)
+    }
+}
+
+/// A step of `receive()`.
+fn receive<'py>(request: &Bound<'py, Request>) -> PyResult<Step<'py>> {
+    if request.as_super().get().websocket().is_some() {
+        websocket_messages::receive(request)
+    } else {
+        Request::receive(request)
+    }
+}
+
+/// A step of `send(message)`.
+fn send<'py>(request: &Bound<'py, Request>, message: &Bound<'py, PyAny>) -> PyResult<Sending<'py>> {
+    let sending = if request.as_super().get().websocket().is_some() {
+        websocket_messages::send(request, message)?
+    } else {
+        Request::send(request, message)?
+    };
+    match sending {
+        // The message has been taken, so that giving way neither changes the order of messages nor loses one.
+        Sending::Done if request.get().has_to_give_way(request.py()) => Ok(Sending::DoneNextTurn),
+        sending => Ok(sending),
     }
 }
 
 /// Takes the next step.
 fn step(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
-    let this = object.cast::<Exchange>();
+    let this = object.cast::<Call>();
     // SAFETY: called with the GIL for a live object of our type. What a field held is dropped when all is consistent.
     unsafe {
         let phase = (*this).phase.begin(py)?;
@@ -188,8 +212,8 @@ fn step(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
         let message = Bound::from_borrowed_ptr_or_opt(py, (*this).message);
         let result = match &message {
             None if (*this).sends => Ok(Step::Return(py.None().into_bound(py))),
-            None => Request::receive(request),
-            Some(message) => match Request::send(request, message) {
+            None => receive(request),
+            Some(message) => match send(request, message) {
                 Ok(Sending::Done) => Ok(Step::Return(py.None().into_bound(py))),
                 Ok(Sending::DoneNextTurn) => {
                     let taken = std::mem::replace(&mut (*this).message, ptr::null_mut());
@@ -227,7 +251,7 @@ unsafe fn yield_turn(
     object: *mut ffi::PyObject,
     taken: *mut ffi::PyObject,
 ) -> Step<'_> {
-    let this = object.cast::<Exchange>();
+    let this = object.cast::<Call>();
     // SAFETY: the GIL is held (`py`), `object` is a live one of our type, and `taken` is the caller's to give away,
     // which is the function's contract. Both references are dropped when all is consistent.
     unsafe {
@@ -241,7 +265,7 @@ unsafe fn yield_turn(
 /// The coroutine that sends the message.
 fn inner(py: Python<'_>, object: *mut ffi::PyObject) -> Option<Bound<'_, PyAny>> {
     // SAFETY: called with the GIL for a live object of our type.
-    unsafe { Bound::from_borrowed_ptr_or_opt(py, (*object.cast::<Exchange>()).inner) }
+    unsafe { Bound::from_borrowed_ptr_or_opt(py, (*object.cast::<Call>()).inner) }
 }
 
 /// Notes what a step of the coroutine that sends the message came to.
@@ -249,7 +273,7 @@ fn after_inner(object: *mut ffi::PyObject, result: PyResult<Step<'_>>) -> PyResu
     // SAFETY: called with the GIL for a live object of our type.
     unsafe {
         match &result {
-            Ok(Step::Yield(_)) => (*object.cast::<Exchange>()).phase = Phase::Waiting,
+            Ok(Step::Yield(_)) => (*object.cast::<Call>()).phase = Phase::Waiting,
             _ => finish(object),
         }
     }
@@ -258,7 +282,7 @@ fn after_inner(object: *mut ffi::PyObject, result: PyResult<Step<'_>>) -> PyResu
 
 /// Ends an awaitable whose caller does not wait any longer.
 fn give_up(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
-    let this = object.cast::<Exchange>();
+    let this = object.cast::<Call>();
     // SAFETY: called with the GIL for a live object of our type that is not running.
     unsafe {
         let request = Bound::from_borrowed_ptr(py, (*this).request);
@@ -268,7 +292,7 @@ fn give_up(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
         match future {
             Some(future) => {
                 let request = request.cast_unchecked::<Request>();
-                request.get().forget(py, sends, &future)
+                request.as_super().get().forget(py, sends, &future)
             }
             None => Ok(()),
         }
@@ -280,7 +304,7 @@ fn give_up(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
 /// # Safety
 /// Called with the GIL for a live object of our type.
 unsafe fn finish(object: *mut ffi::PyObject) {
-    let this = object.cast::<Exchange>();
+    let this = object.cast::<Call>();
     // SAFETY: the GIL is held, and `object` is a live one of our type, which is the function's contract.
     unsafe {
         (*this).phase = Phase::Finished;
@@ -291,7 +315,7 @@ unsafe fn finish(object: *mut ffi::PyObject) {
 /// # Safety
 /// Called with the GIL for an object of our type that is not running.
 unsafe fn drop_fields(object: *mut ffi::PyObject) {
-    let this = object.cast::<Exchange>();
+    let this = object.cast::<Call>();
     // SAFETY: the GIL is held, and `object` is one of our type that is not running, which is the function's contract.
     // Each field is emptied before its reference is dropped.
     unsafe {
@@ -301,7 +325,7 @@ unsafe fn drop_fields(object: *mut ffi::PyObject) {
     }
 }
 
-impl Coroutine for Exchange {
+impl Coroutine for Call {
     fn phase(object: *mut ffi::PyObject) -> Phase {
         // SAFETY: called with the GIL for a live object of our type.
         unsafe { (*object.cast::<Self>()).phase }
@@ -363,27 +387,27 @@ unsafe extern "C" fn asyncio_mark(_: *mut ffi::PyObject, _: *mut c_void) -> *mut
     guard(|py| support::http(py)?.getattr(intern!(py, "ASYNCIO_COROUTINE_MARK")))
 }
 
-unsafe extern "C" fn exchange_dealloc(object: *mut ffi::PyObject) {
+unsafe extern "C" fn call_dealloc(object: *mut ffi::PyObject) {
     // SAFETY: called by the interpreter, with the GIL, for an object of our type whose count fell to zero.
     unsafe {
         let Some(end) = EndOfLife::begin(object) else {
             return;
         };
-        coroutine::warn_if_never_awaited::<Exchange>(object);
+        coroutine::warn_if_never_awaited::<Call>(object);
         drop_fields(object);
-        ffi::Py_XDECREF((*object.cast::<Exchange>()).request);
+        ffi::Py_XDECREF((*object.cast::<Call>()).request);
         end.free(object);
     }
 }
 
-unsafe extern "C" fn exchange_traverse(
+unsafe extern "C" fn call_traverse(
     object: *mut ffi::PyObject,
     visit: ffi::visitproc,
     argument: *mut c_void,
 ) -> c_int {
     // SAFETY: called by the collector for a tracked, hence fully made, object.
     unsafe {
-        let this = object.cast::<Exchange>();
+        let this = object.cast::<Call>();
         let members = [
             (*this).request,
             (*this).message,
@@ -395,7 +419,7 @@ unsafe extern "C" fn exchange_traverse(
     }
 }
 
-unsafe extern "C" fn exchange_clear(object: *mut ffi::PyObject) -> c_int {
+unsafe extern "C" fn call_clear(object: *mut ffi::PyObject) -> c_int {
     // SAFETY: called by the collector, with the GIL, for an unreachable object. The request stays: steps rely on it, and it
     // breaks the cycle itself.
     unsafe { finish(object) };
@@ -467,24 +491,21 @@ fn channel_type(
 /// Makes the types.
 pub(super) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();
-    let exchange = NativeType {
+    let call = NativeType {
         name: c"ringloop._core.HttpExchange",
         doc: c"The awaitable that a request's receive and send return; it acts like a coroutine.",
-        size: size_of::<Exchange>(),
+        size: size_of::<Call>(),
         slots: [
-            slot(ffi::Py_tp_dealloc, exchange_dealloc as *mut c_void),
-            slot(ffi::Py_tp_traverse, exchange_traverse as *mut c_void),
-            slot(ffi::Py_tp_clear, exchange_clear as *mut c_void),
-            slot(
-                ffi::Py_am_await,
-                coroutine::am_await::<Exchange> as *mut c_void,
-            ),
+            slot(ffi::Py_tp_dealloc, call_dealloc as *mut c_void),
+            slot(ffi::Py_tp_traverse, call_traverse as *mut c_void),
+            slot(ffi::Py_tp_clear, call_clear as *mut c_void),
+            slot(ffi::Py_am_await, coroutine::am_await::<Call> as *mut c_void),
         ]
         .into_iter()
-        .chain(coroutine::slots::<Exchange>())
+        .chain(coroutine::slots::<Call>())
         .collect(),
-        methods: coroutine::methods::<Exchange>(),
-        attributes: coroutine::attributes::<Exchange>(),
+        methods: coroutine::methods::<Call>(),
+        attributes: coroutine::attributes::<Call>(),
         vectorcall_offset: None,
     }
     .make(py)?;
@@ -502,13 +523,10 @@ pub(super) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     )?;
     // SAFETY: the module is initialised once, with the GIL, before any request is made; the types live for ever.
     unsafe {
-        EXCHANGE = exchange;
+        CALL = call;
         RECEIVE = receive;
         SEND = send;
-        module.add(
-            "HttpExchange",
-            Bound::from_borrowed_ptr(py, exchange.cast()),
-        )?;
+        module.add("HttpExchange", Bound::from_borrowed_ptr(py, call.cast()))?;
         module.add("HttpReceive", Bound::from_borrowed_ptr(py, receive.cast()))?;
         module.add("HttpSend", Bound::from_borrowed_ptr(py, send.cast()))
     }

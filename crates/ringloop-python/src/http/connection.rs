@@ -4,6 +4,8 @@
 //! writes what the requests send. Input is kept only where it can't be used yet.
 
 mod ending;
+mod http1;
+mod http2;
 mod websocket;
 mod writing;
 
@@ -14,21 +16,16 @@ use pyo3::prelude::*;
 use pyo3::types::PyString;
 use pyo3::{PyTraverseError, PyVisit};
 use ringloop::clock;
-use ringloop_http::ResponseError;
-use ringloop_http::h1::{self, Event, Framed, ParkedHead, Upgrade};
+use ringloop_http::h1::{self, Event, ParkedHead, Upgrade};
 use ringloop_http::websocket::{Handshake, Refusal};
 
 use self::writing::Output;
 use super::counters::Begun;
 use super::deadlines::Kind;
+use super::exchange::{Answerer, Exchange, WebSocketProtocol};
 use super::h2::Http2;
-use super::message::Fields;
-use super::request::Request;
 use super::scope::{Peer, Template};
 use super::service::HttpService;
-use super::task;
-use super::websocket::WebSocket;
-use super::websocket_messages;
 use crate::names::intern;
 use crate::objects;
 use crate::receiver::{Input, Receiver};
@@ -44,6 +41,7 @@ pub(super) const FIRST_REQUEST_S: f64 = 1.0;
 /// Each flag has its own life.
 #[allow(clippy::struct_excessive_bools)]
 pub(super) struct State {
+    pub(super) answerer: &'static dyn Answerer,
     service: Option<Py<HttpService>>,
     /// The service counts it as a protocol that may still get its connection.
     is_awaited: bool,
@@ -60,7 +58,7 @@ pub(super) struct State {
     /// Received, and not parsed yet.
     pub(super) input: Vec<u8>,
     /// The request whose response is not complete.
-    current: Option<Py<Request>>,
+    current: Option<Py<Exchange>>,
     /// The template that was made of the last request's head.
     template: Option<Template>,
     /// Input is being parsed, or a request started.
@@ -76,6 +74,8 @@ pub(super) struct State {
     is_overrun: bool,
     /// The current request has become a WebSocket.
     is_websocket: bool,
+    /// The head of a response that waits for the body's first part, and the buffer that it was written to.
+    parked: Option<(ParkedHead, Vec<u8>)>,
     output: Output,
     /// Bytes that were written or collected so far.
     written: u64,
@@ -112,7 +112,7 @@ pub(crate) struct Connection {
 enum Parsed {
     /// A request is complete enough to be started.
     Request {
-        request: Py<Request>,
+        request: Py<Exchange>,
         /// It asks for another protocol in vain.
         upgrades: bool,
     },
@@ -127,8 +127,13 @@ enum Parsed {
 }
 
 impl Connection {
-    pub(super) fn new<'py>(service: &Bound<'py, HttpService>) -> PyResult<Bound<'py, Self>> {
+    /// The protocol of a connection, whose requests `answerer` answers.
+    pub(super) fn new<'py>(
+        service: &Bound<'py, HttpService>,
+        answerer: &'static dyn Answerer,
+    ) -> PyResult<Bound<'py, Self>> {
         let state = State {
+            answerer,
             service: Some(service.clone().unbind()),
             is_awaited: false,
             slot: None,
@@ -148,6 +153,7 @@ impl Connection {
             is_lingering: false,
             is_overrun: false,
             is_websocket: false,
+            parked: None,
             output: Output::new(),
             written: 0,
             write_deadline: None,
@@ -179,7 +185,7 @@ impl Connection {
         state.transport.as_ref().map(|it| it.bind(py).clone())
     }
 
-    fn current<'py>(&self, py: Python<'py>) -> Option<Bound<'py, Request>> {
+    fn current<'py>(&self, py: Python<'py>) -> Option<Bound<'py, Exchange>> {
         let state = self.state.get(py);
         state.current.as_ref().map(|it| it.bind(py).clone())
     }
@@ -433,7 +439,7 @@ impl Connection {
         repeated: bool,
         end: bool,
         handshake: Option<Handshake>,
-    ) -> PyResult<(Py<Request>, bool)> {
+    ) -> PyResult<(Py<Exchange>, bool)> {
         let this = slf.get();
         let py = service.py();
         let template = if repeated {
@@ -463,8 +469,20 @@ impl Connection {
             method: this.state.get(py).http.request().method,
             at_ns: clock::now_ns(),
         };
-        let websocket = handshake.map(WebSocket::new);
-        let request = Request::new(service, slf, None, scope, begun, end, websocket)?;
+        let websocket =
+            handshake.map(|it| (it, &websocket::FRAMES as &'static dyn WebSocketProtocol));
+        let exchange = Exchange::new(
+            service,
+            slf.as_any(),
+            &http1::HTTP1,
+            0,
+            &scope,
+            begun,
+            end,
+            websocket,
+        );
+        let answerer = this.state.get(py).answerer;
+        let request = answerer.take(exchange, scope)?;
         let previous = {
             let mut state = this.state.get_mut(py);
             let previous = state.template.replace(template);
@@ -478,7 +496,7 @@ impl Connection {
     fn start(
         slf: &Bound<'_, Self>,
         service: &Bound<'_, HttpService>,
-        request: &Bound<'_, Request>,
+        request: &Bound<'_, Exchange>,
         upgrades: bool,
     ) -> PyResult<()> {
         let py = slf.py();
@@ -489,7 +507,10 @@ impl Connection {
             service.get().count_request(py)?;
             let text = "Service Unavailable";
             let refused = if request.get().websocket().is_some() {
-                websocket_messages::log(request, "503").and(Self::refuse(slf, 503, text))
+                request
+                    .get()
+                    .log_handshake(py, "503")
+                    .and(Self::refuse(slf, 503, text))
             } else {
                 let scope = request.get().take_logged_scope(py);
                 Self::refuse_request(slf, scope, 503, text)
@@ -497,7 +518,8 @@ impl Connection {
             let warned = service.get().warn(py, "Exceeded concurrency limit.");
             return refused.and(warned);
         }
-        task::start(service, request)
+        let answerer = slf.get().state.get(py).answerer;
+        answerer.start(service, request)
     }
 
     /// Parses the rest of the input in the next turn.
@@ -586,15 +608,6 @@ impl Connection {
         })
     }
 
-    /// Tells a client that waits for it that its body is wanted.
-    pub(super) fn ask_for_body(slf: &Bound<'_, Self>) -> PyResult<()> {
-        let answer = slf.get().state.get_mut(slf.py()).http.ask_for_body();
-        match answer {
-            Some(answer) => Self::write(slf, answer, None, b""),
-            None => Ok(()),
-        }
-    }
-
     /// The application waits for a message, or waits no longer.
     pub(super) fn on_waits_changed(slf: &Bound<'_, Self>) -> PyResult<()> {
         let this = slf.get();
@@ -618,68 +631,6 @@ impl Connection {
     /// Ends the connection after the current response.
     pub(super) fn close_after_response(&self, py: Python<'_>) {
         self.state.get_mut(py).http.close_after_response();
-    }
-
-    /// Writes the head of a response, up to where the length of its body must be known.
-    pub(super) fn begin_response(
-        &self,
-        py: Python<'_>,
-        status: u16,
-        fields: Option<&Fields<'_>>,
-        service: &Bound<'_, HttpService>,
-        buffer: &mut Vec<u8>,
-    ) -> Result<ParkedHead, ResponseError> {
-        let mut state = self.state.get_mut(py);
-        let mut head = state.http.respond(status, buffer)?;
-        let has = |name: &[u8]| fields.is_some_and(|fields| fields.has(name));
-        for (name, value) in service.get().default_fields_with(has) {
-            head.field(name, value)?;
-        }
-        if let Some(fields) = fields {
-            fields.each(|name, value| head.field(name, value))?;
-        }
-        Ok(head.park())
-    }
-
-    /// Finishes a head. `complete` is the length of the body if it is known.
-    pub(super) fn finish_head(
-        &self,
-        py: Python<'_>,
-        head: ParkedHead,
-        complete: Option<u64>,
-        service: &Bound<'_, HttpService>,
-        buffer: &mut Vec<u8>,
-    ) {
-        let mut state = self.state.get_mut(py);
-        let head = head.resume(&mut state.http, buffer);
-        service
-            .get()
-            .with_lines(py, |lines, unix_s| head.finish(complete, lines, unix_s));
-    }
-
-    /// Counts and frames a part of a body, after the head if that has waited for it.
-    pub(super) fn frame_body(
-        &self,
-        py: Python<'_>,
-        head: Option<ParkedHead>,
-        length: usize,
-        last: bool,
-        service: &Bound<'_, HttpService>,
-        buffer: &mut Vec<u8>,
-    ) -> Result<Framed, ResponseError> {
-        if let Some(head) = head {
-            let complete = last.then_some(length as u64);
-            self.finish_head(py, head, complete, service, buffer);
-        }
-        self.state.get_mut(py).http.send(length, last)
-    }
-
-    /// How many bytes of a file of this size the response takes: a file that has grown is sent as far as the head says.
-    pub(super) fn file_length(&self, py: Python<'_>, size: usize) -> usize {
-        let announced = self.state.get(py).http.announced();
-        announced.map_or(size, |left| {
-            usize::try_from(left).map_or(size, |left| left.min(size))
-        })
     }
 
     /// The transport, if it can send files.
@@ -711,7 +662,7 @@ impl Connection {
     /// A request's response is complete.
     pub(super) fn on_response_complete(
         slf: &Bound<'_, Self>,
-        request: &Bound<'_, Request>,
+        request: &Bound<'_, Exchange>,
     ) -> PyResult<()> {
         let py = slf.py();
         let this = slf.get();
@@ -837,6 +788,7 @@ impl Connection {
                 state.known_peer.take(),
                 state.template.take(),
                 std::mem::take(&mut state.input),
+                state.parked.take(),
                 std::mem::replace(&mut state.output, Output::new()),
             );
             (

@@ -334,7 +334,7 @@ impl HttpService {
         self.state.get(py).active
     }
 
-    /// What was counted so far.
+    /// A snapshot of the counters.
     pub(super) fn counters(&self, py: Python<'_>) -> Counters {
         self.counters.get(py).clone()
     }

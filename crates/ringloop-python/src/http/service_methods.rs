@@ -1,4 +1,4 @@
-//! What Python calls on an `HttpService`.
+//! The methods of an `HttpService` that Python calls.
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -10,6 +10,7 @@ use super::deadlines::Kind;
 use super::request::Request;
 use super::service::{Given, HttpService};
 use super::settings::HttpSettings;
+use super::task::Tasks;
 use crate::event_loop::Loop;
 use crate::names::intern;
 use crate::objects::{self, New};
@@ -57,7 +58,7 @@ impl HttpService {
 
     /// A protocol for a new connection.
     fn protocol<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, Connection>> {
-        Connection::new(slf)
+        Connection::new(slf, &Tasks)
     }
 
     /// How many connections are open.
@@ -111,7 +112,7 @@ impl HttpService {
     /// Tells the applications of requests in flight that their clients are gone.
     fn disconnect(&self, py: Python<'_>) -> PyResult<()> {
         let told = support::for_each(py, self.waiting_requests(py)?, |request| {
-            request.get().disconnect(py, false)
+            request.as_super().get().disconnect(py, false)
         });
         let ended = self.for_each_connection(py, Connection::end_closing_websocket);
         support::first_error(py, told, ended)
@@ -189,7 +190,7 @@ impl HttpService {
     }
 }
 
-/// What a service has entered as a connection.
+/// A connection, as a service has it.
 fn as_connection<'a, 'py>(object: &'a Bound<'py, PyAny>) -> PyResult<&'a Bound<'py, Connection>> {
     Ok(object.cast::<Connection>()?)
 }

@@ -180,7 +180,7 @@ impl WebSocket {
         !state.queue.is_empty() || state.disconnect.is_some()
     }
 
-    /// What the application receives next.
+    /// The next step of `receive()`.
     pub(super) fn next(&self, py: Python<'_>) -> Next {
         let mut state = self.state.get_mut(py);
         if !std::mem::replace(&mut state.has_connected, true) {

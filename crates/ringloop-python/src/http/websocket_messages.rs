@@ -5,11 +5,11 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
 use ringloop_http::websocket::{Handshake, SendError};
 
-use super::connection::Connection;
+use super::exchange::Exchange;
 use super::message;
-use super::request::{Request, Sending};
+use super::request::{self, Request, Sending};
 use super::service::HttpService;
-use super::websocket::{ABNORMAL, INTERNAL_ERROR, Message, NORMAL, Next, Phase, WebSocket};
+use super::websocket::{ABNORMAL, INTERNAL_ERROR, Message, NORMAL, Next, Phase};
 use crate::buffers;
 use crate::coroutine::Step;
 use crate::names::intern;
@@ -25,16 +25,12 @@ const SENT_IN_PLACE: usize = 8 * 1024;
 /// A field of a response.
 type OwnField = (Vec<u8>, Vec<u8>);
 
-fn of<'a>(request: &'a Bound<'_, Request>) -> PyResult<&'a WebSocket> {
-    let text = "the request is not for a WebSocket";
-    let websocket = request.get().websocket();
-    websocket.ok_or_else(|| objects::error::<PyRuntimeError>(request.py(), text))
-}
-
 /// A step of `receive()`.
 pub(super) fn receive<'py>(request: &Bound<'py, Request>) -> PyResult<Step<'py>> {
     let py = request.py();
-    let next = of(request)?.next(py);
+    let exchange = request.as_super().get();
+    let (this, wire) = exchange.upgrade(py)?;
+    let next = this.next(py);
     let kind = intern!(py, "type");
     let message = match next {
         Next::Connect => {
@@ -48,8 +44,8 @@ pub(super) fn receive<'py>(request: &Bound<'py, Request>) -> PyResult<Step<'py>>
             },
             is_drained,
         ) => {
-            if is_drained && let Some(connection) = request.get().connection(py) {
-                Connection::read_on(&connection)?;
+            if is_drained && let Some(connection) = exchange.connection(py) {
+                wire.read_on(&connection)?;
             }
             let message = objects::dict(py)?;
             message.set_item(kind, intern!(py, "websocket.receive"))?;
@@ -68,7 +64,7 @@ pub(super) fn receive<'py>(request: &Bound<'py, Request>) -> PyResult<Step<'py>>
             message.set_item(intern!(py, "reason"), objects::string(py, &reason)?)?;
             message
         }
-        Next::Wait => return request.get().wait_to_receive(py).map(Step::Yield),
+        Next::Wait => return exchange.wait_to_receive(py).map(Step::Yield),
     };
     Ok(Step::Return(message.into_any()))
 }
@@ -79,17 +75,18 @@ pub(super) fn send<'py>(
     message: &Bound<'py, PyAny>,
 ) -> PyResult<Sending<'py>> {
     let py = request.py();
-    let this = of(request)?;
+    let exchange = request.as_super().get();
+    let (this, wire) = exchange.upgrade(py)?;
     let phase = this.phase(py);
     let is_disconnected = this.is_disconnected(py);
     let kind = message::item(message, intern!(py, "type"))?;
-    let connection = match request.get().connection(py) {
+    let connection = match exchange.connection(py) {
         _ if phase == Phase::Closed => None,
-        Some(connection) if is_disconnected || connection.get().is_closing(py) => None,
+        Some(connection) if is_disconnected || exchange.is_closing(&connection) => None,
         connection => connection,
     };
     let Some(connection) = connection else {
-        if phase == Phase::Closed || (phase == Phase::Denying && request.get().is_complete(py)) {
+        if phase == Phase::Closed || (phase == Phase::Denying && exchange.is_complete(py)) {
             return Err(message::unexpected(&kind, |kind| {
                 format!("Unexpected ASGI message '{kind}', after sending 'websocket.close'.")
             }));
@@ -100,13 +97,13 @@ pub(super) fn send<'py>(
         }
         return Err(client_disconnected(py));
     };
-    if connection.get().is_writing_paused(py) {
-        return request.get().wait_for_room(py).map(Sending::Wait);
+    if exchange.is_full(&connection) {
+        return exchange.wait_for_room(py).map(Sending::Wait);
     }
     let is = |name: &Bound<'py, PyString>| message::is_text(&kind, name);
     match phase {
         Phase::Open if is(intern!(py, "websocket.send"))? => {
-            send_message(this, request, &connection, message)?;
+            send_message(exchange, &connection, message)?;
         }
         Phase::Open if is(intern!(py, "websocket.close"))? => {
             let code = match message::optional_item(message, intern!(py, "code"))? {
@@ -118,7 +115,7 @@ pub(super) fn send<'py>(
                 _ => None,
             };
             let reason = reason.as_ref().map_or(Ok(""), |reason| reason.to_str())?;
-            Connection::close_websocket(&connection, request, code, reason)?
+            wire.close(exchange, &connection, code, reason)?
                 .map_err(|error| send_error(py, &error))?;
             this.set_phase(py, Phase::Closed);
         }
@@ -130,24 +127,24 @@ pub(super) fn send<'py>(
             }));
         }
         Phase::Connecting if is(intern!(py, "websocket.accept"))? => {
-            accept(this, request, &connection, message)?;
+            accept(exchange, &connection, message)?;
         }
         Phase::Connecting if is(intern!(py, "websocket.close"))? => {
             this.set_phase(py, Phase::Closed);
-            let logged = log(request, "403");
-            Connection::refuse(&connection, 403, "").and(logged)?;
+            let logged = exchange.log_handshake(py, "403");
+            exchange.refuse(&connection, None, 403, "").and(logged)?;
         }
         Phase::Connecting if is(intern!(py, "websocket.http.response.start"))? => {
             let status: u16 = message::item(message, intern!(py, "status"))?.extract()?;
-            let scope = request.get().take_logged_scope(py);
-            connection.get().close_after_response(py);
+            let scope = exchange.take_logged_scope(py);
+            wire.deny(&connection);
             if let Err(error) = Request::begin_response(request, &connection, message) {
-                request.get().return_logged_scope(py, scope);
+                exchange.return_logged_scope(py, scope);
                 return Err(error);
             }
             this.set_phase(py, Phase::Denying);
-            request.get().return_logged_scope(py, scope);
-            log(request, &status.to_string())?;
+            exchange.return_logged_scope(py, scope);
+            exchange.log_handshake(py, &status.to_string())?;
         }
         Phase::Connecting => {
             return Err(message::unexpected(&kind, |kind| {
@@ -158,10 +155,10 @@ pub(super) fn send<'py>(
             }));
         }
         Phase::Denying if is(intern!(py, "websocket.http.response.body"))? => {
-            Request::send_body(request, &connection, message)?;
-            if request.get().is_complete(py) {
+            request::send_body(request.as_super(), &connection, message)?;
+            if exchange.is_complete(py) {
                 this.set_disconnect(py, ABNORMAL, "");
-                request.get().wake_receivers(py)?;
+                exchange.wake_receivers(py)?;
             }
         }
         Phase::Denying | Phase::Closed => {
@@ -174,13 +171,12 @@ pub(super) fn send<'py>(
 }
 
 fn accept(
-    this: &WebSocket,
-    request: &Bound<'_, Request>,
-    connection: &Bound<'_, Connection>,
+    exchange: &Exchange,
+    connection: &Bound<'_, PyAny>,
     message: &Bound<'_, PyAny>,
 ) -> PyResult<()> {
-    let py = request.py();
-    let service = request.get().service(py)?;
+    let py = message.py();
+    let service = exchange.service(py)?;
     let subprotocol = match message::optional_item(message, intern!(py, "subprotocol"))? {
         Some(name) if !name.is_none() => Some(name.cast_into::<PyString>()?),
         _ => None,
@@ -188,46 +184,29 @@ fn accept(
     let subprotocol = subprotocol.as_ref().map(|name| name.to_str()).transpose()?;
     let fields = accept_fields(message, service.get())?;
     // Reading the message may have run code that has accepted meanwhile.
-    let Some(handshake) = this.take_handshake(py) else {
+    let websocket = exchange.websocket();
+    let Some(handshake) = websocket.and_then(|it| it.take_handshake(py)) else {
         return Err(client_disconnected(py));
     };
-    let mut buffer = service.get().take_buffer(py);
+    let (this, wire) = exchange.upgrade(py)?;
     let subprotocol = subprotocol.filter(|name| !name.is_empty());
-    let accepted = connection.get().accept(
-        py,
-        &handshake,
-        subprotocol,
-        &fields,
-        service.get(),
-        &mut buffer,
-    );
-    let codec = match accepted {
-        Ok(codec) => codec,
-        Err(error) => {
-            this.return_handshake(py, handshake);
-            service.get().return_buffer(py, buffer);
-            let text = error.to_string();
-            return Err(objects::error::<PyRuntimeError>(py, &text));
-        }
-    };
-    this.open(py, codec);
-    let written = Connection::write(connection, &buffer, None, b"");
-    service.get().return_buffer(py, buffer);
-    written?;
-    let begun = Some(request.get().begun(py));
+    if let Err(error) = wire.accept(exchange, connection, &handshake, subprotocol, &fields)? {
+        this.return_handshake(py, handshake);
+        return Err(objects::error::<PyRuntimeError>(py, &error.to_string()));
+    }
+    let begun = Some(exchange.begun(py));
     service.get().count_response(py, begun, SWITCHING_PROTOCOLS);
-    log(request, "[accepted]")?;
-    Connection::begin_websocket(connection, request)
+    exchange.log_handshake(py, "[accepted]")?;
+    wire.begin(exchange, connection)
 }
 
 fn send_message(
-    this: &WebSocket,
-    request: &Bound<'_, Request>,
-    connection: &Bound<'_, Connection>,
+    exchange: &Exchange,
+    connection: &Bound<'_, PyAny>,
     message: &Bound<'_, PyAny>,
 ) -> PyResult<()> {
-    let py = request.py();
-    let service = request.get().service(py)?;
+    let py = message.py();
+    let service = exchange.service(py)?;
     let given = |name| {
         let found = message::optional_item(message, name)?;
         Ok::<_, PyErr>(found.filter(|value| !value.is_none()))
@@ -236,7 +215,7 @@ fn send_message(
         let kept = content.cast_exact::<PyBytes>().ok();
         let kept = kept.filter(|bytes| bytes.as_bytes().len() >= SENT_IN_PLACE);
         return buffers::with_bytes(&content, |bytes| {
-            send_frame(this, connection, &service, false, bytes, kept)
+            send_frame(exchange, connection, &service, false, bytes, kept)
         });
     }
     match given(intern!(py, "text"))? {
@@ -246,7 +225,7 @@ fn send_message(
                 return Err(objects::error::<PyTypeError>(py, text));
             };
             send_frame(
-                this,
+                exchange,
                 connection,
                 &service,
                 true,
@@ -260,17 +239,18 @@ fn send_message(
 
 /// Sends a message. `kept` are its bytes, if these need not be copied.
 fn send_frame(
-    this: &WebSocket,
-    connection: &Bound<'_, Connection>,
+    exchange: &Exchange,
+    connection: &Bound<'_, PyAny>,
     service: &Bound<'_, HttpService>,
     is_text: bool,
     content: &[u8],
     kept: Option<&Bound<'_, PyBytes>>,
 ) -> PyResult<()> {
     let py = connection.py();
+    let (this, wire) = exchange.upgrade(py)?;
     let mut buffer = service.get().take_buffer(py);
     let result = match this.frame(service, is_text, content, kept, &mut buffer) {
-        Ok(kept) => Connection::write(connection, &buffer, kept, b""),
+        Ok(kept) => wire.write(connection, &buffer, kept),
         Err(error) => Err(send_error(py, &error)),
     };
     service.get().return_buffer(py, buffer);
@@ -283,13 +263,14 @@ pub(super) fn finish(
     outcome: PyResult<Bound<'_, PyAny>>,
 ) -> PyResult<()> {
     let py = request.py();
-    let this = of(request)?;
-    let service = request.get().service(py)?;
+    let exchange = request.as_super().get();
+    let (this, wire) = exchange.upgrade(py)?;
+    let service = exchange.service(py)?;
     let phase = this.phase(py);
     let is_disconnected = this.is_disconnected(py);
     let is_answered = match phase {
         Phase::Connecting => false,
-        Phase::Denying => request.get().is_complete(py),
+        Phase::Denying => exchange.is_complete(py),
         Phase::Open | Phase::Closed => true,
     };
     let code = if outcome.is_ok() {
@@ -309,21 +290,21 @@ pub(super) fn finish(
         Ok(value) if !value.is_none() => (Some("report_result"), value),
         Ok(value) => (None, value),
     };
-    let ended = match (request.get().connection(py), phase) {
+    let ended = match (exchange.connection(py), phase) {
         (None, _) | (_, Phase::Closed) => Ok(()),
         (Some(connection), Phase::Connecting) => {
-            Connection::refuse(&connection, 500, "Internal Server Error")
+            exchange.refuse(&connection, None, 500, "Internal Server Error")
         }
         (Some(connection), Phase::Denying) => {
-            let flushed = Request::flush_head(request);
-            flushed.and(Connection::close(&connection))
+            let flushed = exchange.flush_head(py);
+            flushed.and(wire.end(&connection))
         }
         (Some(connection), Phase::Open) => {
             // It has a valid code and no reason.
-            Connection::close_websocket(&connection, request, code, "").map(drop)
+            wire.close(exchange, &connection, code, "").map(drop)
         }
     };
-    let dropped = request.get().take_logged_scope(py);
+    let dropped = exchange.take_logged_scope(py);
     drop(dropped);
     let reported = match report {
         Some(report) => service.get().report(py, report, &argument),
@@ -356,18 +337,6 @@ fn accept_fields(message: &Bound<'_, PyAny>, service: &HttpService) -> PyResult<
     let mut all: Vec<OwnField> = defaults.cloned().collect();
     all.append(&mut fields);
     Ok(all)
-}
-
-/// Logs how a handshake was answered, once.
-pub(super) fn log(request: &Bound<'_, Request>, outcome: &str) -> PyResult<()> {
-    let py = request.py();
-    let Some(scope) = request.get().take_logged_scope(py) else {
-        return Ok(());
-    };
-    let outcome = objects::string(py, outcome)?;
-    let argument = objects::tuple(py, [scope.into_bound(py).into_any(), outcome.into_any()])?;
-    let service = request.get().service(py)?;
-    service.get().report(py, "log_websocket", &argument)
 }
 
 #[cold]

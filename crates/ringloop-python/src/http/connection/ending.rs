@@ -6,7 +6,6 @@ use pyo3::types::PyDict;
 use super::{Connection, FIRST_REQUEST_S, Sent};
 use crate::http::deadlines::Kind;
 use crate::http::service::HttpService;
-use crate::http::websocket_messages;
 use crate::names::intern;
 use crate::support::{self, CloneRefOption};
 
@@ -310,7 +309,7 @@ impl Connection {
             && websocket.is_connecting(py)
         {
             // What was sent ahead can't be dropped: the WebSocket would begin in the middle of a frame.
-            let logged = websocket_messages::log(&request, "408");
+            let logged = request.get().log_handshake(py, "408");
             return Self::refuse(slf, 408, TIMEOUT).and(logged);
         }
         let dropped = {

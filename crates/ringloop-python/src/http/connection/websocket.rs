@@ -1,21 +1,21 @@
 //! A connection that speaks WebSocket: what is read, the deadlines, and the end.
 
-use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 use ringloop_http::h1::{self, Upgrade};
 use ringloop_http::websocket::{AcceptError, Connection as Codec, Handshake, Refusal, SendError};
 
 use super::Connection;
+use super::http1::connection;
 use crate::http::deadlines::Kind;
-use crate::http::request::Request;
+use crate::http::exchange::{Exchange, WebSocketProtocol};
 use crate::http::service::HttpService;
 use crate::http::websocket::{End, INTERNAL_ERROR, Read, SERVICE_RESTART, WebSocket};
-use crate::objects;
 use crate::receiver::Input;
 
 impl Connection {
     /// The request that became a WebSocket, if the connection still has it.
-    fn websocket_request<'py>(&self, py: Python<'py>) -> Option<Bound<'py, Request>> {
+    fn websocket_request<'py>(&self, py: Python<'py>) -> Option<Bound<'py, Exchange>> {
         self.current(py)
             .filter(|request| request.get().websocket().is_some())
     }
@@ -37,7 +37,7 @@ impl Connection {
     }
 
     /// Writes the answer to a handshake into `buffer`. From here on the connection speaks WebSocket.
-    pub(in crate::http) fn accept(
+    fn accept(
         &self,
         py: Python<'_>,
         handshake: &Handshake,
@@ -75,7 +75,7 @@ impl Connection {
         this.state.get_mut(py).is_busy = true;
         let result = match input {
             Some(mut input) if kept.is_empty() => {
-                let result = Self::read_websocket(slf, &request, &mut input, false);
+                let result = Self::read_websocket(slf, request.get(), &mut input, false);
                 let used = *result.as_ref().unwrap_or(&input.len());
                 this.keep(py, Some(&input), kept, used);
                 result
@@ -84,7 +84,7 @@ impl Connection {
                 if let Some(input) = input {
                     kept.extend_from_slice(&input);
                 }
-                let result = Self::read_websocket(slf, &request, &mut kept, false);
+                let result = Self::read_websocket(slf, request.get(), &mut kept, false);
                 let used = *result.as_ref().unwrap_or(&kept.len());
                 this.keep(py, None, kept, used);
                 result
@@ -100,7 +100,7 @@ impl Connection {
             Ok(())
         } else if !has_input {
             this.resume_reading(py, &service)
-        } else if is_full(&request, service.get()) {
+        } else if is_full(request.get(), py, service.get()) {
             this.pause_reading(py)
         } else {
             // It came while the rest was being read.
@@ -123,13 +123,13 @@ impl Connection {
             return Ok(());
         };
         slf.get().state.get_mut(py).is_busy = true;
-        let result = Self::read_websocket(slf, &request, &mut kept, true);
+        let result = Self::read_websocket(slf, request.get(), &mut kept, true);
         slf.get().state.get_mut(py).is_busy = false;
         result.map(drop)
     }
 
     /// Reads on: the application has taken all messages, or wants no more.
-    pub(in crate::http) fn read_on(slf: &Bound<'_, Self>) -> PyResult<()> {
+    pub(super) fn read_on(slf: &Bound<'_, Self>) -> PyResult<()> {
         let is_stuck = {
             let state = slf.get().state.get(slf.py());
             let has_input = state.is_reading_paused || !state.input.is_empty();
@@ -143,7 +143,7 @@ impl Connection {
     }
 
     /// Has the rest of the input read in the next turn.
-    pub(in crate::http) fn read_on_later(slf: &Bound<'_, Self>) -> PyResult<()> {
+    fn read_on_later(slf: &Bound<'_, Self>) -> PyResult<()> {
         let py = slf.py();
         let this = slf.get();
         let has_input = {
@@ -204,7 +204,7 @@ impl Connection {
             return Ok(false);
         }
         match slf.get().websocket_request(py) {
-            Some(request) => Self::shut_down_open_websocket(slf, &request).map(|()| true),
+            Some(request) => Self::shut_down_open_websocket(slf, request.get()).map(|()| true),
             None => Ok(true),
         }
     }
@@ -213,14 +213,16 @@ impl Connection {
     pub(in crate::http) fn end_closing_websocket(slf: &Bound<'_, Self>) -> PyResult<()> {
         let py = slf.py();
         let request = slf.get().websocket_request(py);
-        let is_closing = request.is_some_and(|request| is_closing(&request));
+        let is_closing = request.is_some_and(|request| is_closing(request.get(), py));
         if is_closing { Self::close(slf) } else { Ok(()) }
     }
 
     /// A deadline of a WebSocket has expired.
     pub(super) fn on_websocket_deadline(slf: &Bound<'_, Self>, kind: Kind) -> PyResult<()> {
         match slf.get().websocket_request(slf.py()) {
-            Some(request) if kind != Kind::Close => Self::on_ping_deadline(slf, &request, kind),
+            Some(request) if kind != Kind::Close => {
+                Self::on_ping_deadline(slf, request.get(), kind)
+            }
             _ => Self::close(slf),
         }
     }
@@ -228,13 +230,13 @@ impl Connection {
     /// Has a WebSocket read `input`, and does what that demands. Returns how many bytes were used.
     fn read_websocket(
         slf: &Bound<'_, Self>,
-        request: &Bound<'_, Request>,
+        exchange: &Exchange,
         input: &mut [u8],
         is_last: bool,
     ) -> PyResult<usize> {
         let py = slf.py();
-        let websocket = websocket_of(request)?;
-        let service = request.get().service(py)?;
+        let websocket = websocket_of(exchange, py)?;
+        let service = exchange.service(py)?;
         let mut answers = service.get().take_buffer(py);
         let is_paused = slf.get().is_writing_paused(py);
         let read = websocket.read(&service, input, &mut answers, is_paused, is_last);
@@ -250,7 +252,7 @@ impl Connection {
             _ => Ok(()),
         };
         let woken = if websocket.has_news(py) {
-            request.get().wake_receivers(py)
+            exchange.wake_receivers(py)
         } else {
             Ok(())
         };
@@ -277,27 +279,24 @@ impl Connection {
     }
 
     /// A handshake was accepted.
-    pub(in crate::http) fn begin_websocket(
-        slf: &Bound<'_, Self>,
-        request: &Bound<'_, Request>,
-    ) -> PyResult<()> {
-        let service = request.get().service(slf.py())?;
+    fn begin_websocket(slf: &Bound<'_, Self>, exchange: &Exchange) -> PyResult<()> {
+        let service = exchange.service(slf.py())?;
         if service.get().is_shutting_down(slf.py()) {
-            return Self::shut_down_open_websocket(slf, request);
+            return Self::shut_down_open_websocket(slf, exchange);
         }
         Self::set_websocket_deadline(slf, Kind::Ping)?;
         Self::read_on_later(slf)
     }
 
     /// Sends the close frame, and waits for the client's. 1005 stands for no code. Nothing happens if one was sent.
-    pub(in crate::http) fn close_websocket(
+    fn close_websocket(
         slf: &Bound<'_, Self>,
-        request: &Bound<'_, Request>,
+        exchange: &Exchange,
         code: u16,
         reason: &str,
     ) -> PyResult<Result<(), SendError>> {
         let py = slf.py();
-        let frame = match websocket_of(request)?.close(py, code, reason) {
+        let frame = match websocket_of(exchange, py)?.close(py, code, reason) {
             Ok(frame) => frame,
             Err(SendError::Closing) => return Ok(Ok(())),
             Err(error) => return Ok(Err(error)),
@@ -305,36 +304,29 @@ impl Connection {
         Self::write(slf, frame.as_slice(), None, b"")?;
         Self::set_websocket_deadline(slf, Kind::Close)?;
         Self::read_on_later(slf)?;
-        request.get().wake_receivers(py)?;
-        request.get().wake_senders(py)?;
+        exchange.wake_receivers(py)?;
+        exchange.wake_senders(py)?;
         Ok(Ok(()))
     }
 
-    fn shut_down_open_websocket(
-        slf: &Bound<'_, Self>,
-        request: &Bound<'_, Request>,
-    ) -> PyResult<()> {
-        if is_closing(request) {
+    fn shut_down_open_websocket(slf: &Bound<'_, Self>, exchange: &Exchange) -> PyResult<()> {
+        if is_closing(exchange, slf.py()) {
             return Self::close(slf);
         }
         // It has a valid code and no reason.
-        Self::close_websocket(slf, request, SERVICE_RESTART, "").map(drop)
+        Self::close_websocket(slf, exchange, SERVICE_RESTART, "").map(drop)
     }
 
     /// It is time for a ping, or for the answer to one.
-    fn on_ping_deadline(
-        slf: &Bound<'_, Self>,
-        request: &Bound<'_, Request>,
-        kind: Kind,
-    ) -> PyResult<()> {
+    fn on_ping_deadline(slf: &Bound<'_, Self>, exchange: &Exchange, kind: Kind) -> PyResult<()> {
         let py = slf.py();
-        let websocket = websocket_of(request)?;
+        let websocket = websocket_of(exchange, py)?;
         if kind == Kind::Ping {
             let Some(frame) = websocket.ping(py) else {
                 return Ok(());
             };
             Self::write(slf, frame.as_slice(), None, b"")?;
-            let service = request.get().service(py)?;
+            let service = exchange.service(py)?;
             let kind = if service.get().has_timeout(Kind::Pong) {
                 Kind::Pong
             } else {
@@ -345,7 +337,7 @@ impl Connection {
         if slf.get().has_work_left(py)? {
             return Self::set_websocket_deadline(slf, kind);
         }
-        Self::close_websocket(slf, request, INTERNAL_ERROR, "keepalive ping timeout")
+        Self::close_websocket(slf, exchange, INTERNAL_ERROR, "keepalive ping timeout")
             .and_then(|_| Self::close(slf))
     }
 
@@ -358,20 +350,95 @@ impl Connection {
     }
 }
 
-fn websocket_of<'a>(request: &'a Bound<'_, Request>) -> PyResult<&'a WebSocket> {
-    let text = "the request is not for a WebSocket";
-    let websocket = request.get().websocket();
-    websocket.ok_or_else(|| objects::error::<PyRuntimeError>(request.py(), text))
+/// WebSocket, as exchanges see it.
+pub(super) struct Frames;
+
+pub(super) static FRAMES: Frames = Frames;
+
+impl WebSocketProtocol for Frames {
+    fn deny(&self, object: &Bound<'_, PyAny>) {
+        if let Ok(connection) = connection(object) {
+            connection.get().close_after_response(object.py());
+        }
+    }
+
+    fn accept(
+        &self,
+        exchange: &Exchange,
+        object: &Bound<'_, PyAny>,
+        handshake: &Handshake,
+        subprotocol: Option<&str>,
+        fields: &[(Vec<u8>, Vec<u8>)],
+    ) -> PyResult<Result<(), AcceptError>> {
+        let py = object.py();
+        let connection = connection(object)?;
+        let service = exchange.service(py)?;
+        let mut buffer = service.get().take_buffer(py);
+        let accepted = connection.get().accept(
+            py,
+            handshake,
+            subprotocol,
+            fields,
+            service.get(),
+            &mut buffer,
+        );
+        let codec = match accepted {
+            Ok(codec) => codec,
+            Err(error) => {
+                service.get().return_buffer(py, buffer);
+                return Ok(Err(error));
+            }
+        };
+        websocket_of(exchange, py)?.open(py, codec);
+        let written = Connection::write(connection, &buffer, None, b"");
+        service.get().return_buffer(py, buffer);
+        written.map(Ok)
+    }
+
+    fn begin(&self, exchange: &Exchange, object: &Bound<'_, PyAny>) -> PyResult<()> {
+        Connection::begin_websocket(connection(object)?, exchange)
+    }
+
+    fn write(
+        &self,
+        object: &Bound<'_, PyAny>,
+        frame: &[u8],
+        payload: Option<&Bound<'_, PyBytes>>,
+    ) -> PyResult<()> {
+        Connection::write(connection(object)?, frame, payload, b"")
+    }
+
+    fn read_on(&self, object: &Bound<'_, PyAny>) -> PyResult<()> {
+        Connection::read_on(connection(object)?)
+    }
+
+    fn close(
+        &self,
+        exchange: &Exchange,
+        object: &Bound<'_, PyAny>,
+        code: u16,
+        reason: &str,
+    ) -> PyResult<Result<(), SendError>> {
+        Connection::close_websocket(connection(object)?, exchange, code, reason)
+    }
+
+    fn end(&self, object: &Bound<'_, PyAny>) -> PyResult<()> {
+        Connection::close(connection(object)?)
+    }
+}
+
+fn websocket_of<'a>(exchange: &'a Exchange, py: Python<'_>) -> PyResult<&'a WebSocket> {
+    exchange.upgrade(py).map(|(websocket, _)| websocket)
 }
 
 /// Whether a close frame was sent.
-fn is_closing(request: &Bound<'_, Request>) -> bool {
-    let websocket = request.get().websocket();
-    websocket.is_some_and(|websocket| websocket.is_closing(request.py()))
+fn is_closing(exchange: &Exchange, py: Python<'_>) -> bool {
+    let websocket = exchange.websocket();
+    websocket.is_some_and(|websocket| websocket.is_closing(py))
 }
 
 /// Whether reading must wait for the application.
-fn is_full(request: &Bound<'_, Request>, service: &HttpService) -> bool {
-    let websocket = request.get().websocket();
-    websocket.is_some_and(|websocket| websocket.is_full(request.py(), service))
+fn is_full(exchange: &Exchange, py: Python<'_>, service: &HttpService) -> bool {
+    let websocket = exchange.websocket();
+    websocket.is_some_and(|websocket| websocket.is_full(py, service))
 }

@@ -1,0 +1,650 @@
+//! An exchange: a request with its response, and who waits for what of them.
+//!
+//! It knows neither the protocol that carries it nor who answers it. [`Protocol`] is what it needs of the one: HTTP/1 and
+//! HTTP/2 implement it, beside the connection, and [`WebSocketProtocol`] what an exchange needs that has become a WebSocket.
+//! [`Answerer`] is what a connection needs of the other: a task of asyncio's for each request is one (`task`).
+//!
+//! A class of Python's, because the connection and the answerer share it. An answerer keeps what it knows of an exchange in
+//! a class of its own, which is derived from this one.
+
+mod response;
+
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
+use pyo3::{PyTraverseError, PyVisit};
+use ringloop_http::ResponseError;
+use ringloop_http::websocket::{AcceptError, Handshake, SendError};
+
+use self::response::Trailers;
+pub(super) use self::response::response_error;
+use super::counters::Begun;
+use super::message::Fields;
+use super::service::{self, HttpService};
+use super::websocket::WebSocket;
+use crate::objects;
+use crate::support::{CloneRefOption, GilCell};
+use crate::transport::SocketTransport;
+
+/// The interface of the protocol that carries an exchange. The state is that of `connection`, which is always the object
+/// that the exchange was made with.
+pub(super) trait Protocol: Sync {
+    /// Whether a connection carries several exchanges at a time.
+    fn is_multiplexed(&self) -> bool;
+
+    /// Whether nothing can be sent any more.
+    fn is_closing(&self, connection: &Bound<'_, PyAny>) -> bool;
+
+    /// Whether the client has to read before more is sent.
+    fn is_full(&self, exchange: &Exchange, connection: &Bound<'_, PyAny>) -> bool;
+
+    /// Tells a client that waits for it that its body is wanted.
+    fn ask_for_body(&self, exchange: &Exchange, connection: &Bound<'_, PyAny>) -> PyResult<()>;
+
+    /// A part of the body was received; the last one only counts where a connection carries several exchanges.
+    fn on_body_taken(
+        &self,
+        exchange: &Exchange,
+        connection: &Bound<'_, PyAny>,
+        length: usize,
+    ) -> PyResult<()>;
+
+    /// Somebody waits for a message, or waits no longer.
+    fn on_waits_changed(&self, exchange: &Exchange, connection: &Bound<'_, PyAny>) -> PyResult<()>;
+
+    /// Begins the head of a response, and keeps it until `send_head` or the first part of the body.
+    fn begin_head(
+        &self,
+        exchange: &Exchange,
+        connection: &Bound<'_, PyAny>,
+        status: u16,
+        fields: Option<&Fields<'_>>,
+        service: &Bound<'_, HttpService>,
+    ) -> Result<(), ResponseError>;
+
+    /// Sends the head that was kept, whose body may take its time.
+    fn send_head(
+        &self,
+        exchange: &Exchange,
+        connection: &Bound<'_, PyAny>,
+        has_trailers: bool,
+        service: &Bound<'_, HttpService>,
+    ) -> PyResult<()>;
+
+    /// Sends a part of the body, behind the head if that was kept. Returns whether it was dropped, because the response must
+    /// not have a body.
+    fn send_body(
+        &self,
+        exchange: &Exchange,
+        connection: &Bound<'_, PyAny>,
+        part: &Part<'_, '_>,
+        service: &Bound<'_, HttpService>,
+    ) -> PyResult<bool>;
+
+    /// A part was sent that was not the last one, and nothing will follow now.
+    fn flush(&self, connection: &Bound<'_, PyAny>) -> PyResult<()>;
+
+    /// Finishes a response with trailers.
+    fn send_trailers(
+        &self,
+        exchange: &Exchange,
+        connection: &Bound<'_, PyAny>,
+        fields: &[(Vec<u8>, Vec<u8>)],
+    ) -> Result<(), ResponseError>;
+
+    /// Begins to send a file as the body: sends the head, and `content` if that is all of the file.
+    fn begin_file(
+        &self,
+        exchange: &Exchange,
+        connection: &Bound<'_, PyAny>,
+        file: &FileStart<'_, '_>,
+        service: &Bound<'_, HttpService>,
+    ) -> PyResult<FileBegun>;
+
+    /// Sends bytes of a file.
+    fn write_file(
+        &self,
+        exchange: &Exchange,
+        connection: &Bound<'_, PyAny>,
+        content: &Bound<'_, PyBytes>,
+    ) -> PyResult<()>;
+
+    /// The transport, if it can send files.
+    fn socket<'py>(&self, connection: &Bound<'py, PyAny>) -> Option<Bound<'py, SocketTransport>>;
+
+    /// Has the kernel send bytes of a file; see `SocketTransport::start_file`.
+    fn start_file(
+        &self,
+        connection: &Bound<'_, PyAny>,
+        file: std::os::fd::RawFd,
+        count: usize,
+    ) -> PyResult<Option<Py<PyAny>>>;
+
+    /// The response is complete.
+    fn on_complete(
+        &self,
+        exchange: &Bound<'_, Exchange>,
+        connection: &Bound<'_, PyAny>,
+    ) -> PyResult<()>;
+
+    /// The response can't be completed.
+    fn give_up(&self, exchange: &Exchange, connection: &Bound<'_, PyAny>) -> PyResult<()>;
+
+    /// Answers with an error; if a response has begun, it just ends. `scope` is that of a request that is logged.
+    fn refuse(
+        &self,
+        exchange: &Exchange,
+        connection: &Bound<'_, PyAny>,
+        scope: Option<Py<PyDict>>,
+        status: u16,
+        text: &str,
+    ) -> PyResult<()>;
+}
+
+/// The further interface for an exchange that has become a WebSocket.
+pub(super) trait WebSocketProtocol: Sync {
+    /// The handshake is answered with a response, after which the connection ends.
+    fn deny(&self, connection: &Bound<'_, PyAny>);
+
+    /// Accepts the handshake.
+    fn accept(
+        &self,
+        exchange: &Exchange,
+        connection: &Bound<'_, PyAny>,
+        handshake: &Handshake,
+        subprotocol: Option<&str>,
+        fields: &[(Vec<u8>, Vec<u8>)],
+    ) -> PyResult<Result<(), AcceptError>>;
+
+    /// The handshake was accepted, and that is logged.
+    fn begin(&self, exchange: &Exchange, connection: &Bound<'_, PyAny>) -> PyResult<()>;
+
+    /// Writes a frame, and `payload` behind it.
+    fn write(
+        &self,
+        connection: &Bound<'_, PyAny>,
+        frame: &[u8],
+        payload: Option<&Bound<'_, PyBytes>>,
+    ) -> PyResult<()>;
+
+    /// Reads on: the application has taken all messages.
+    fn read_on(&self, connection: &Bound<'_, PyAny>) -> PyResult<()>;
+
+    /// Sends the close frame, and waits for the client's. 1005 stands for no code. Nothing happens if one was sent.
+    fn close(
+        &self,
+        exchange: &Exchange,
+        connection: &Bound<'_, PyAny>,
+        code: u16,
+        reason: &str,
+    ) -> PyResult<Result<(), SendError>>;
+
+    /// Ends the connection, whose handshake was answered in part only.
+    fn end(&self, connection: &Bound<'_, PyAny>) -> PyResult<()>;
+}
+
+/// Who answers exchanges.
+pub(super) trait Answerer: Sync {
+    /// Makes the object of an exchange, of the answerer's own class.
+    fn take<'py>(
+        &self,
+        exchange: Exchange,
+        scope: Bound<'py, PyDict>,
+    ) -> PyResult<Bound<'py, Exchange>>;
+
+    /// Begins to answer.
+    fn start(
+        &self,
+        service: &Bound<'_, HttpService>,
+        exchange: &Bound<'_, Exchange>,
+    ) -> PyResult<()>;
+}
+
+/// A part of a response's body.
+pub(super) struct Part<'a, 'py> {
+    pub(super) body: &'a Bound<'py, PyBytes>,
+    pub(super) is_last: bool,
+    /// The bytes that end a file that was sent before.
+    pub(super) file_tail: &'static [u8],
+    /// The head was kept for it.
+    pub(super) has_head: bool,
+    pub(super) has_trailers: bool,
+}
+
+/// A file that is to be the body of a response.
+pub(super) struct FileStart<'a, 'py> {
+    pub(super) size: usize,
+    /// All of the file, if it was read already.
+    pub(super) content: Option<&'a Bound<'py, PyBytes>>,
+    /// The head was kept for it.
+    pub(super) has_head: bool,
+    pub(super) has_trailers: bool,
+}
+
+/// How a file has begun.
+pub(super) struct FileBegun {
+    /// How many bytes are left to send.
+    pub(super) left: usize,
+    /// The response must not have a body.
+    pub(super) is_forbidden: bool,
+}
+
+/// The next step of who receives the body of a request.
+pub(super) enum Body<'py> {
+    /// A part, and whether there may be another.
+    Part(Bound<'py, PyBytes>, bool),
+    /// The client is gone, or its response complete.
+    Disconnected,
+    Wait,
+}
+
+/// Each flag has its own life.
+#[allow(clippy::struct_excessive_bools)]
+struct State {
+    service: Option<Py<HttpService>>,
+    /// Until the response is complete, or the connection lost.
+    connection: Option<Py<PyAny>>,
+    /// The scope, where the access log needs what the application's callers may have changed in it.
+    logged_scope: Option<Py<PyDict>>,
+    /// The first part of the body that was not received yet, and what came after it.
+    first: Option<Py<PyBytes>>,
+    body: Vec<u8>,
+    body_ended: bool,
+    /// The last part was received.
+    end_received: bool,
+    /// Futures of those who wait for a message.
+    receivers: Vec<Py<PyAny>>,
+    /// Futures of those who wait for room to write.
+    senders: Vec<Py<PyAny>>,
+    /// The protocol keeps the head of the response until the first part of its body comes.
+    has_head: bool,
+    begun: Begun,
+    /// The response's, once it is started.
+    status: u16,
+    /// Trailers were announced.
+    trailers: Option<Box<Trailers>>,
+    is_started: bool,
+    /// A part of the body was given.
+    has_body: bool,
+    /// A body was dropped that the response must not have.
+    has_dropped: bool,
+    /// While a file is sent: what comes after it.
+    file_tail: Option<&'static [u8]>,
+    is_complete: bool,
+    is_disconnected: bool,
+}
+
+/// An exchange for a WebSocket.
+struct Upgrade {
+    websocket: WebSocket,
+    protocol: &'static dyn WebSocketProtocol,
+}
+
+#[pyclass(
+    module = "ringloop._core",
+    name = "_HttpExchange",
+    frozen,
+    weakref,
+    subclass
+)]
+pub(super) struct Exchange {
+    protocol: &'static dyn Protocol,
+    /// The number that its connection knows it by.
+    number: u32,
+    state: GilCell<State>,
+    upgrade: Option<Box<Upgrade>>,
+}
+
+impl Exchange {
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "each is what only a connection knows"
+    )]
+    pub(super) fn new(
+        service: &Bound<'_, HttpService>,
+        connection: &Bound<'_, PyAny>,
+        protocol: &'static dyn Protocol,
+        number: u32,
+        scope: &Bound<'_, PyDict>,
+        begun: Begun,
+        body_ended: bool,
+        websocket: Option<(Handshake, &'static dyn WebSocketProtocol)>,
+    ) -> Self {
+        let is_logged = service.get().logs_access() || websocket.is_some();
+        let state = State {
+            service: Some(service.clone().unbind()),
+            connection: Some(connection.clone().unbind()),
+            logged_scope: is_logged.then(|| scope.clone().unbind()),
+            first: None,
+            body: Vec::new(),
+            body_ended,
+            end_received: false,
+            receivers: Vec::new(),
+            senders: Vec::new(),
+            has_head: false,
+            begun,
+            status: 0,
+            trailers: None,
+            is_started: false,
+            has_body: false,
+            has_dropped: false,
+            file_tail: None,
+            is_complete: false,
+            is_disconnected: false,
+        };
+        let upgrade = websocket.map(|(handshake, protocol)| {
+            let websocket = WebSocket::new(handshake);
+            Box::new(Upgrade {
+                websocket,
+                protocol,
+            })
+        });
+        Self {
+            protocol,
+            number,
+            state: GilCell::new(state),
+            upgrade,
+        }
+    }
+
+    /// The number that its connection knows it by.
+    pub(super) fn number(&self) -> u32 {
+        self.number
+    }
+
+    pub(super) fn websocket(&self) -> Option<&WebSocket> {
+        self.upgrade.as_deref().map(|it| &it.websocket)
+    }
+
+    /// The WebSocket, and who writes for it.
+    pub(super) fn upgrade(
+        &self,
+        py: Python<'_>,
+    ) -> PyResult<(&WebSocket, &'static dyn WebSocketProtocol)> {
+        let upgrade = self.upgrade.as_deref();
+        let parts = upgrade.map(|it| (&it.websocket, it.protocol));
+        let text = "the request is not for a WebSocket";
+        parts.ok_or_else(|| objects::error::<PyRuntimeError>(py, text))
+    }
+
+    pub(super) fn connection<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
+        let state = self.state.get(py);
+        state.connection.as_ref().map(|it| it.bind(py).clone())
+    }
+
+    pub(super) fn service<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, HttpService>> {
+        let state = self.state.get(py);
+        let service = state.service.as_ref().map(|it| it.bind(py).clone());
+        service.ok_or_else(|| objects::error::<PyRuntimeError>(py, "the request is gone"))
+    }
+
+    /// The scope for the access log, once.
+    pub(super) fn take_logged_scope(&self, py: Python<'_>) -> Option<Py<PyDict>> {
+        self.state.get_mut(py).logged_scope.take()
+    }
+
+    pub(super) fn return_logged_scope(&self, py: Python<'_>, scope: Option<Py<PyDict>>) {
+        self.state.get_mut(py).logged_scope = scope;
+    }
+
+    /// Logs how a handshake was answered, once.
+    pub(super) fn log_handshake(&self, py: Python<'_>, outcome: &str) -> PyResult<()> {
+        let Some(scope) = self.take_logged_scope(py) else {
+            return Ok(());
+        };
+        let outcome = objects::string(py, outcome)?;
+        let argument = objects::tuple(py, [scope.into_bound(py).into_any(), outcome.into_any()])?;
+        let service = self.service(py)?;
+        service.get().report(py, "log_websocket", &argument)
+    }
+
+    pub(super) fn begun(&self, py: Python<'_>) -> Begun {
+        self.state.get(py).begun
+    }
+
+    /// Whether somebody waits for more of the body.
+    pub(super) fn wants_body(&self, py: Python<'_>) -> bool {
+        let state = self.state.get(py);
+        !state.body_ended && !state.is_complete && !state.receivers.is_empty()
+    }
+
+    /// Whether somebody waits for the client to leave.
+    pub(super) fn awaits_end(&self, py: Python<'_>) -> bool {
+        let state = self.state.get(py);
+        state.body_ended && !state.is_complete && !state.receivers.is_empty()
+    }
+
+    /// Bytes of the body that were not received.
+    pub(super) fn unread(&self, py: Python<'_>) -> usize {
+        let state = self.state.get(py);
+        let first = state.first.as_ref();
+        first.map_or(0, |first| first.bind(py).as_bytes().len()) + state.body.len()
+    }
+
+    // -- What the connection tells -----------------------------------------------------------------------------------
+
+    /// Takes a part of the body.
+    pub(super) fn push_body(&self, py: Python<'_>, part: &[u8], end: bool) -> PyResult<()> {
+        let is_first = {
+            let state = self.state.get(py);
+            state.first.is_none() && state.body.is_empty()
+        };
+        let object = (is_first && !part.is_empty())
+            .then(|| objects::bytes(py, part))
+            .transpose()?;
+        {
+            let mut state = self.state.get_mut(py);
+            state.body_ended |= end;
+            match object {
+                Some(object) => state.first = Some(object.unbind()),
+                None => state.body.extend_from_slice(part),
+            }
+        }
+        self.wake_receivers(py)
+    }
+
+    /// The connection is gone, or its server asks the application to end.
+    pub(super) fn disconnect(&self, py: Python<'_>, is_lost: bool) -> PyResult<()> {
+        let dropped = {
+            let mut state = self.state.get_mut(py);
+            state.is_disconnected = true;
+            state.has_head &= !is_lost;
+            is_lost.then(|| state.connection.take())
+        };
+        drop(dropped);
+        if let Some(websocket) = self.websocket() {
+            websocket.disconnect(py, is_lost);
+        }
+        self.wake_receivers(py)?;
+        self.wake_senders(py)
+    }
+
+    pub(super) fn wake_receivers(&self, py: Python<'_>) -> PyResult<()> {
+        let waiting = std::mem::take(&mut self.state.get_mut(py).receivers);
+        service::wake(py, waiting)
+    }
+
+    pub(super) fn wake_senders(&self, py: Python<'_>) -> PyResult<()> {
+        let waiting = std::mem::take(&mut self.state.get_mut(py).senders);
+        service::wake(py, waiting)
+    }
+
+    // -- What the answerer asks for ----------------------------------------------------------------------------------
+
+    /// Tells a client that waits for it that its body is wanted.
+    pub(super) fn ask_for_body(&self, py: Python<'_>) -> PyResult<()> {
+        match self.connection(py) {
+            Some(connection) => self.protocol.ask_for_body(self, &connection),
+            None => Ok(()),
+        }
+    }
+
+    /// Receives a part of the body, if there is one.
+    pub(super) fn take_body<'py>(&self, py: Python<'py>) -> PyResult<Body<'py>> {
+        let (first, rest, more) = {
+            let mut state = self.state.get_mut(py);
+            if state.is_complete {
+                return Ok(Body::Disconnected);
+            }
+            if let Some(first) = state.first.take() {
+                let more = !state.body_ended || !state.body.is_empty();
+                state.end_received = !more;
+                (Some(first), Vec::new(), more)
+            } else if !state.body.is_empty() || (state.body_ended && !state.end_received) {
+                let more = !state.body_ended;
+                state.end_received = !more;
+                (None, std::mem::take(&mut state.body), more)
+            } else if state.is_disconnected {
+                return Ok(Body::Disconnected);
+            } else {
+                return Ok(Body::Wait);
+            }
+        };
+        let body = match first {
+            Some(first) => first.into_bound(py),
+            None => objects::bytes(py, &rest)?,
+        };
+        if (more || self.protocol.is_multiplexed())
+            && let Some(connection) = self.connection(py)
+        {
+            let length = body.as_bytes().len();
+            self.protocol.on_body_taken(self, &connection, length)?;
+        }
+        Ok(Body::Part(body, more))
+    }
+
+    /// A future that is done when there is a message to receive. The connection reads on for it.
+    pub(super) fn wait_to_receive<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let future = self.service(py)?.get().create_future(py)?;
+        let waiting = future.clone().unbind();
+        self.state.get_mut(py).receivers.push(waiting);
+        if let Some(connection) = self.connection(py) {
+            self.protocol.on_waits_changed(self, &connection)?;
+        }
+        Ok(future)
+    }
+
+    /// A future that is done when the client has read enough to make room for a write.
+    pub(super) fn wait_for_room<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let future = self.service(py)?.get().create_future(py)?;
+        self.state.get_mut(py).senders.push(future.clone().unbind());
+        Ok(future)
+    }
+
+    /// Forgets a future whose wait was given up. A deadline for the body lasts as long as somebody waits for it.
+    pub(super) fn forget(
+        &self,
+        py: Python<'_>,
+        sends: bool,
+        future: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let (forgotten, connection) = {
+            let mut state = self.state.get_mut(py);
+            let waiting = if sends {
+                &mut state.senders
+            } else {
+                &mut state.receivers
+            };
+            let found = waiting.iter().position(|it| it.is(future));
+            let forgotten = found.map(|at| waiting.remove(at));
+            (forgotten, state.connection.clone_ref_opt(py))
+        };
+        match connection {
+            Some(connection) if !sends && forgotten.is_some() => {
+                self.protocol.on_waits_changed(self, connection.bind(py))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+#[pymethods]
+impl Exchange {
+    /// Sends a head that was given while the answerer did not run, if nothing has come after it meanwhile.
+    fn _flush(&self, py: Python<'_>) -> PyResult<()> {
+        self.flush_head(py)
+    }
+
+    /// The transport that can send files by sendfile(2), if it is one.
+    fn _socket<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, SocketTransport>>> {
+        Ok(self.protocol.socket(&self.open_connection(py)?))
+    }
+
+    /// Begins to send a file as the body: sends the head, and `content` if that is all of the file. Returns how many of
+    /// `size` bytes are left to send.
+    #[pyo3(signature = (size, content))]
+    fn _begin_file(
+        &self,
+        py: Python<'_>,
+        size: usize,
+        content: Option<&Bound<'_, PyBytes>>,
+    ) -> PyResult<objects::New<usize>> {
+        self.begin_file(py, size, content).map(objects::New)
+    }
+
+    /// Has the kernel send bytes of a file; see `SocketTransport._start_sendfile`.
+    fn _start_file(
+        &self,
+        py: Python<'_>,
+        file: std::os::fd::RawFd,
+        count: usize,
+    ) -> PyResult<Option<Py<PyAny>>> {
+        let connection = self.open_connection(py)?;
+        self.protocol.start_file(&connection, file, count)
+    }
+
+    /// Whether the response goes out on a stream of HTTP/2.
+    #[getter]
+    fn _has_stream(&self) -> bool {
+        self.protocol.is_multiplexed()
+    }
+
+    /// Sends bytes of a file.
+    fn _write_file(&self, py: Python<'_>, content: &Bound<'_, PyBytes>) -> PyResult<()> {
+        let connection = self.open_connection(py)?;
+        self.protocol.write_file(self, &connection, content)
+    }
+
+    /// A future to wait for before more is written, if the client has yet to read what was.
+    fn _room<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let is_full = self.is_full(&self.open_connection(py)?);
+        is_full.then(|| self.wait_for_room(py)).transpose()
+    }
+
+    /// All of the file was sent.
+    fn _end_file(slf: &Bound<'_, Self>) -> PyResult<()> {
+        Self::end_file(slf)
+    }
+
+    /// The rest of the file can't be sent: the connection or the stream ends.
+    fn _give_up_file(&self, py: Python<'_>) -> PyResult<()> {
+        self.state.get_mut(py).file_tail = None;
+        self.give_up(py)
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        let Some(state) = self.state.for_traversal() else {
+            return Ok(());
+        };
+        visit.call(&state.service)?;
+        visit.call(&state.connection)?;
+        visit.call(&state.logged_scope)?;
+        for future in state.receivers.iter().chain(&state.senders) {
+            visit.call(future)?;
+        }
+        Ok(())
+    }
+
+    fn __clear__(&self, py: Python<'_>) {
+        let dropped = {
+            let mut state = self.state.get_mut(py);
+            (
+                state.connection.take(),
+                state.logged_scope.take(),
+                std::mem::take(&mut state.receivers),
+                std::mem::take(&mut state.senders),
+            )
+        };
+        drop(dropped);
+    }
+}
