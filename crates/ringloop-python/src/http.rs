@@ -1,26 +1,28 @@
 //! The HTTP server's native half, which connects `ringloop_http` (the messages) with ASGI (the applications).
 //!
+//! Who calls whom, from top to bottom; docs/layers.md has the layers:
+//!
 //! | module | what it holds |
 //! | --- | --- |
-//! | `service` | `HttpService`: what the connections of a server have in common |
-//! | `service_methods` | what Python calls on it |
-//! | `task` | a task for each request |
-//! | `connection` | the protocol of a connection: parsing, order |
-//! | `connection/ending` | how a connection ends: refusals, lingering, deadlines |
-//! | `connection/websocket` | a connection that speaks WebSocket |
-//! | `exchange` | a request with its response; what it needs of a protocol, and a connection of who answers it |
-//! | `request` | what an application receives and sends |
+//! | `service_methods` | what Python calls on a service; here it is chosen who answers requests |
+//! | `task` | who answers them: a task of asyncio's for each, which runs the application |
 //! | `awaitable` | `receive` and `send`, and the awaitables that they return |
+//! | `request`, `websocket_messages` | what an application receives and sends, by request and by WebSocket |
+//! | `connection` | the protocol of a connection, as asyncio knows it: what arrives, and the order of requests |
+//! | `connection/http1`, `http2`, `websocket` | what the exchanges need of each protocol |
+//! | `connection/ending` | how a connection ends: refusals, lingering, deadlines |
+//! | `h2` | the state of a connection that speaks HTTP/2 |
+//! | `exchange` | a request with its response; what it needs of a protocol, and a connection of who answers it |
+//! | `link` | a connection's transport: what goes out, the deadlines, the end |
 //! | `websocket` | a WebSocket's frames, its queue, and how far it has got |
-//! | `websocket_messages` | its messages between application and client |
-//! | `calls` | calls of the C API, for requests |
-//! | `message` | reading what applications send |
 //! | `scope` | what an application is told about a request |
-//! | `h2` | what a connection does that speaks HTTP/2 |
+//! | `service` | `HttpService`: what the connections of a server have in common |
 //! | `settings` | the settings of a server, as Python has them |
+//! | `message` | reading what applications send |
 //! | `deadlines` | deadlines of connections |
 //! | `counters` | what a service counts |
 //! | `access_log` | lines of the access log |
+//! | `calls` | calls of the C API, for requests |
 
 mod access_log;
 mod awaitable;
@@ -30,6 +32,7 @@ mod counters;
 mod deadlines;
 mod exchange;
 mod h2;
+mod link;
 mod message;
 mod request;
 mod scope;

@@ -7,11 +7,7 @@ mod ending;
 mod http1;
 mod http2;
 mod websocket;
-mod writing;
 
-use std::os::fd::RawFd;
-
-use pyo3::exceptions::PyConnectionError;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 use pyo3::{PyTraverseError, PyVisit};
@@ -19,17 +15,18 @@ use ringloop::clock;
 use ringloop_http::h1::{self, Event, ParkedHead, Upgrade};
 use ringloop_http::websocket::{Handshake, Refusal};
 
-use self::writing::Output;
 use super::counters::Begun;
 use super::deadlines::Kind;
 use super::exchange::{Answerer, Exchange, WebSocketProtocol};
 use super::h2::Http2;
+use super::link::{Link, Owner};
 use super::scope::{Peer, Template};
 use super::service::HttpService;
 use crate::names::intern;
 use crate::objects;
+use crate::queue::Collector;
 use crate::receiver::{Input, Receiver};
-use crate::support::{self, CloneRefOption, GilCell, in_context};
+use crate::support::{self, CloneRefOption, GilCell};
 use crate::transport::SocketTransport;
 
 /// Pipelined requests that are started before the loop goes on with other things.
@@ -42,16 +39,6 @@ pub(super) const FIRST_REQUEST_S: f64 = 1.0;
 #[allow(clippy::struct_excessive_bools)]
 pub(super) struct State {
     pub(super) answerer: &'static dyn Answerer,
-    service: Option<Py<HttpService>>,
-    /// The service counts it as a protocol that may still get its connection.
-    is_awaited: bool,
-    /// The number that the service knows the connection by.
-    pub(super) slot: Option<usize>,
-    transport: Option<Py<PyAny>>,
-    /// The transport, if it is ours.
-    socket: Option<Py<SocketTransport>>,
-    /// Both ends, if the transport is not ours. One of ours can be asked at any time.
-    known_peer: Option<Peer>,
     http: h1::Connection,
     /// The client has chosen HTTP/2, in place of `http`.
     pub(super) http2: Option<Box<Http2>>,
@@ -63,48 +50,17 @@ pub(super) struct State {
     template: Option<Template>,
     /// Input is being parsed, or a request started.
     pub(super) is_busy: bool,
-    /// The rest of the input is parsed in a later turn.
-    pub(super) is_continuing: bool,
-    is_reading_paused: bool,
-    pub(super) is_writing_paused: bool,
-    pub(super) is_closing: bool,
-    /// Our side has ended, and what the client still sends is dropped for a while.
-    is_lingering: bool,
     /// The client has sent too much for too long: what still comes is dropped, and the connection ends with the response.
     is_overrun: bool,
     /// The current request has become a WebSocket.
     is_websocket: bool,
     /// The head of a response that waits for the body's first part, and the buffer that it was written to.
     parked: Option<(ParkedHead, Vec<u8>)>,
-    output: Output,
-    /// Bytes that were written or collected so far.
-    written: u64,
-    /// The progress of sending when the deadline for writing was set.
-    write_deadline: Option<Sent>,
-}
-
-/// How far a connection's output has got.
-#[derive(Clone, Copy)]
-pub(super) struct Sent {
-    written: u64,
-    unsent: usize,
-}
-
-impl Sent {
-    /// Less than anything that is found later.
-    pub(super) const UNKNOWN: Self = Self {
-        written: 0,
-        unsent: usize::MAX / 2,
-    };
-
-    /// Whether the peer has taken something since.
-    fn has_grown_to(self, now: Self) -> bool {
-        (now.unsent as u64) < self.unsent as u64 + (now.written - self.written)
-    }
 }
 
 #[pyclass(module = "ringloop._core", name = "HttpConnection", frozen, weakref)]
 pub(crate) struct Connection {
+    pub(super) link: Link,
     pub(super) state: GilCell<State>,
 }
 
@@ -134,55 +90,23 @@ impl Connection {
     ) -> PyResult<Bound<'py, Self>> {
         let state = State {
             answerer,
-            service: Some(service.clone().unbind()),
-            is_awaited: false,
-            slot: None,
-            transport: None,
-            socket: None,
-            known_peer: None,
             http: h1::Connection::new(service.get().limits()),
             http2: None,
             input: Vec::new(),
             current: None,
             template: None,
             is_busy: false,
-            is_continuing: false,
-            is_reading_paused: false,
-            is_writing_paused: false,
-            is_closing: false,
-            is_lingering: false,
             is_overrun: false,
             is_websocket: false,
             parked: None,
-            output: Output::new(),
-            written: 0,
-            write_deadline: None,
         };
-        let state = GilCell::new(state);
-        let connection = Bound::new(service.py(), Self { state })?;
-        service.get().begin_awaiting(service.py());
-        connection.get().state.get_mut(service.py()).is_awaited = true;
+        let connection = Self {
+            link: Link::new(service),
+            state: GilCell::new(state),
+        };
+        let connection = Bound::new(service.py(), connection)?;
+        connection.get().link.begin_awaiting(service.py());
         Ok(connection)
-    }
-
-    /// The connection has come, or will never come.
-    fn end_awaiting(&self, py: Python<'_>) {
-        let mut state = self.state.get_mut(py);
-        if std::mem::take(&mut state.is_awaited)
-            && let Some(service) = &state.service
-        {
-            service.get().end_awaiting(py);
-        }
-    }
-
-    pub(super) fn service<'py>(&self, py: Python<'py>) -> Option<Bound<'py, HttpService>> {
-        let state = self.state.get(py);
-        state.service.as_ref().map(|it| it.bind(py).clone())
-    }
-
-    pub(super) fn transport<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
-        let state = self.state.get(py);
-        state.transport.as_ref().map(|it| it.bind(py).clone())
     }
 
     fn current<'py>(&self, py: Python<'py>) -> Option<Bound<'py, Exchange>> {
@@ -190,44 +114,19 @@ impl Connection {
         state.current.as_ref().map(|it| it.bind(py).clone())
     }
 
-    /// Both ends of the connection. If the transport is ours, an idle connection doesn't keep the objects.
-    pub(super) fn peer(&self, py: Python<'_>) -> PyResult<Option<Peer>> {
-        let (known, socket) = {
-            let state = self.state.get(py);
-            let known = state.known_peer.as_ref().map(|peer| peer.clone_ref(py));
-            (known, state.socket.clone_ref_opt(py))
-        };
-        let Some(socket) = socket.filter(|_| known.is_none()) else {
-            return Ok(known);
-        };
-        let peer = match socket.get().names(py)? {
-            Some((server, client)) => Peer::of_names(&server, &client),
-            None => Peer::of_transport(socket.bind(py).as_any()),
-        };
-        peer.map(Some)
-    }
-
-    pub(super) fn is_writing_paused(&self, py: Python<'_>) -> bool {
-        self.state.get(py).is_writing_paused
-    }
-
-    /// Whether nothing can be sent any more.
-    pub(super) fn is_closing(&self, py: Python<'_>) -> bool {
-        self.state.get(py).is_closing
-    }
-
     /// Takes what has arrived.
     fn arrive(slf: &Bound<'_, Self>, input: Input<'_, '_>) -> PyResult<()> {
         let py = slf.py();
         let this = slf.get();
+        if this.link.is_closing(py) {
+            return Ok(());
+        }
         {
             let mut state = this.state.get_mut(py);
-            if state.is_closing || state.is_overrun {
+            if state.is_overrun {
                 return Ok(());
             }
-            if let Some(service) = &state.service {
-                service.get().count_received(py, input.len());
-            }
+            this.link.count_received(py, input.len());
             if state.is_websocket && !state.is_busy {
                 drop(state);
                 return Self::arrive_at_websocket(slf, Some(input));
@@ -236,9 +135,10 @@ impl Connection {
                 drop(state);
                 return Self::arrive_http2(slf, input);
             }
-            if state.is_busy || state.is_continuing || !state.input.is_empty() {
+            let is_later = state.is_busy || this.link.is_continuing(py);
+            if is_later || !state.input.is_empty() {
                 state.input.extend_from_slice(&input);
-                if state.is_busy || state.is_continuing {
+                if is_later {
                     return Ok(());
                 }
                 drop(state);
@@ -253,7 +153,7 @@ impl Connection {
     fn work(slf: &Bound<'_, Self>, mut arrived: Option<Input<'_, '_>>) -> PyResult<()> {
         let py = slf.py();
         let this = slf.get();
-        let Some(service) = this.service(py) else {
+        let Some(service) = this.link.service(py) else {
             return Ok(());
         };
         if this.state.get(py).is_websocket {
@@ -280,13 +180,13 @@ impl Connection {
                     started += 1;
                     let has_more = {
                         let state = this.state.get(py);
-                        !state.input.is_empty() && !state.is_closing && !state.is_websocket
+                        !state.input.is_empty() && !state.is_websocket && !this.link.is_closing(py)
                     };
                     if !has_more {
                         break Ok(());
                     }
                     if started == REQUESTS_PER_TURN {
-                        break Self::continue_later(slf, &service);
+                        break slf.get().link.continue_later(slf, &service);
                     }
                 }
                 Ok(Parsed::Nothing) => break Ok(()),
@@ -316,11 +216,7 @@ impl Connection {
         }
         if started > 0 {
             // Otherwise the deadline for the previous head would go on. A connection that ends has another one.
-            let slot = {
-                let state = this.state.get(py);
-                state.slot.filter(|_| !state.is_closing)
-            };
-            if let Some(slot) = slot {
+            if let Some(slot) = this.link.slot(py).filter(|_| !this.link.is_closing(py)) {
                 HttpService::set_deadline(&service, slot, None)?;
             }
         }
@@ -366,12 +262,11 @@ impl Connection {
         let mut begun = None;
         loop {
             let event = {
-                let mut state = this.state.get_mut(py);
-                if state.is_closing {
+                if this.link.is_closing(py) {
                     *at = input.len();
                     return Ok(Parsed::Nothing);
                 }
-                state.http.read(input, at, head)
+                this.state.get_mut(py).http.read(input, at, head)
             };
             match event {
                 Ok(Event::Request {
@@ -453,7 +348,7 @@ impl Connection {
             template
         } else {
             let facts = *this.state.get(py).http.request();
-            let peer = this.peer(py)?;
+            let peer = this.link.peer(py)?;
             upgrades = facts.upgrade != Upgrade::None && handshake.is_none();
             Template::new(
                 py,
@@ -522,27 +417,14 @@ impl Connection {
         answerer.start(service, request)
     }
 
-    /// Parses the rest of the input in the next turn.
-    pub(super) fn continue_later(
-        slf: &Bound<'_, Self>,
-        service: &Bound<'_, HttpService>,
-    ) -> PyResult<()> {
-        let py = slf.py();
-        if std::mem::replace(&mut slf.get().state.get_mut(py).is_continuing, true) {
-            return Ok(());
-        }
-        let callback = slf.getattr(intern!(py, "_continue"))?;
-        service.get().call_soon(py, &callback)
-    }
-
     /// Sets deadlines and reading as what the connection waits for demands.
     fn settle(slf: &Bound<'_, Self>, service: &Bound<'_, HttpService>) -> PyResult<()> {
         let py = slf.py();
         let this = slf.get();
         let (slot, waiting, has_input) = {
             let state = this.state.get(py);
-            let is_over = state.is_closing || state.is_websocket;
-            let Some(slot) = state.slot.filter(|_| !is_over) else {
+            let is_over = state.is_websocket || this.link.is_closing(py);
+            let Some(slot) = this.link.slot(py).filter(|_| !is_over) else {
                 return Ok(());
             };
             let waiting = match &state.current {
@@ -550,7 +432,7 @@ impl Connection {
                     let wants_body = request.get().wants_body(py);
                     wants_body.then_some(Kind::Body)
                 }
-                None if state.is_continuing => None,
+                None if this.link.is_continuing(py) => None,
                 None if state.http.is_reading_body() => Some(Kind::Body),
                 None if state.input.is_empty() && state.http.requests() > 0 => {
                     Some(Kind::KeepAlive)
@@ -570,49 +452,17 @@ impl Connection {
         HttpService::set_deadline(service, slot, deadline)?;
         // Without a request everything that comes is used at once.
         if is_full && waiting.is_none() {
-            this.pause_reading(py)
+            this.link.pause_reading(py)
         } else {
-            this.resume_reading(py, service)
+            this.link.resume_reading(py, service)
         }
-    }
-
-    pub(super) fn pause_reading(&self, py: Python<'_>) -> PyResult<()> {
-        if std::mem::replace(&mut self.state.get_mut(py).is_reading_paused, true) {
-            return Ok(());
-        }
-        match self.transport(py) {
-            Some(transport) => transport
-                .call_method0(intern!(py, "pause_reading"))
-                .map(drop),
-            None => Ok(()),
-        }
-    }
-
-    pub(super) fn resume_reading(
-        &self,
-        py: Python<'_>,
-        service: &Bound<'_, HttpService>,
-    ) -> PyResult<()> {
-        if !std::mem::replace(&mut self.state.get_mut(py).is_reading_paused, false) {
-            return Ok(());
-        }
-        let Some(transport) = self.transport(py) else {
-            return Ok(());
-        };
-        // The transport reads in the context that it is resumed in: not in that of a request.
-        let context = service.get().context(py)?;
-        in_context(py, &context.unbind(), || {
-            transport
-                .call_method0(intern!(py, "resume_reading"))
-                .map(drop)
-        })
     }
 
     /// The application waits for a message, or waits no longer.
     pub(super) fn on_waits_changed(slf: &Bound<'_, Self>) -> PyResult<()> {
         let this = slf.get();
         let is_busy = this.state.get(slf.py()).is_busy;
-        match this.service(slf.py()) {
+        match this.link.service(slf.py()) {
             Some(service) if !is_busy => Self::settle(slf, &service),
             _ => Ok(()),
         }
@@ -621,9 +471,9 @@ impl Connection {
     /// The application has taken what there was of the body, and there will be more.
     pub(super) fn on_body_taken(slf: &Bound<'_, Self>) -> PyResult<()> {
         let this = slf.get();
-        let is_paused = this.state.get(slf.py()).is_reading_paused;
-        match this.service(slf.py()) {
-            Some(service) if is_paused => this.resume_reading(slf.py(), &service),
+        let is_paused = this.link.is_reading_paused(slf.py());
+        match this.link.service(slf.py()) {
+            Some(service) if is_paused => this.link.resume_reading(slf.py(), &service),
             _ => Ok(()),
         }
     }
@@ -631,32 +481,6 @@ impl Connection {
     /// Ends the connection after the current response.
     pub(super) fn close_after_response(&self, py: Python<'_>) {
         self.state.get_mut(py).http.close_after_response();
-    }
-
-    /// The transport, if it can send files.
-    pub(super) fn socket<'py>(&self, py: Python<'py>) -> Option<Bound<'py, SocketTransport>> {
-        let state = self.state.get(py);
-        state.socket.as_ref().map(|it| it.bind(py).clone())
-    }
-
-    /// Sends bytes of a file; see `SocketTransport::start_file`.
-    pub(super) fn start_file(
-        slf: &Bound<'_, Self>,
-        file: RawFd,
-        count: usize,
-    ) -> PyResult<Option<Py<PyAny>>> {
-        let py = slf.py();
-        let Some(socket) = slf.get().socket(py) else {
-            let text = "the connection is closed";
-            return Err(objects::error::<PyConnectionError>(py, text));
-        };
-        slf.get().flush_output(py)?;
-        slf.get().state.get_mut(py).count_written(py, count);
-        let waiter = SocketTransport::start_file(&socket, file, count)?;
-        if waiter.is_some() {
-            slf.get().watch_unsent(py)?;
-        }
-        Ok(waiter)
     }
 
     /// A request's response is complete.
@@ -682,13 +506,27 @@ impl Connection {
             // The client may still be sending the rest of the body, or the next request.
             return Self::linger(slf);
         }
-        let Some(service) = this.service(py).filter(|_| !is_busy) else {
+        let Some(service) = this.link.service(py).filter(|_| !is_busy) else {
             return Ok(());
         };
         if has_input {
-            Self::continue_later(slf, &service)?;
+            slf.get().link.continue_later(slf, &service)?;
         }
         Self::settle(slf, &service)
+    }
+}
+
+impl Owner for Connection {}
+
+impl Collector for Connection {
+    fn flush(this: &Bound<'_, Self>) -> PyResult<()> {
+        let py = this.py();
+        this.get().link.flush(py).inspect_err(|_| {
+            // Nobody is told who could end it.
+            if let Err(error) = this.get().link.abort(py) {
+                error.write_unraisable(py, Some(this.as_any()));
+            }
+        })
     }
 }
 
@@ -711,13 +549,12 @@ impl Connection {
     fn connection_made(slf: &Bound<'_, Self>, transport: &Bound<'_, PyAny>) -> PyResult<()> {
         let py = slf.py();
         let this = slf.get();
-        this.end_awaiting(py);
-        let Some(service) = this.service(py) else {
+        this.link.end_awaiting(py);
+        let Some(service) = this.link.service(py) else {
             return Ok(());
         };
-        let socket = transport.cast::<SocketTransport>().ok();
         let (mut known_peer, mut is_http2) = (None, false);
-        if socket.is_none() {
+        if transport.cast::<SocketTransport>().is_err() {
             known_peer = Some(Peer::of_transport(transport)?);
             let has_chosen = support::http(py)?
                 .getattr(intern!(py, "has_chosen_http2"))?
@@ -726,13 +563,7 @@ impl Connection {
             is_http2 = has_chosen && service.get().limits().http2;
         }
         let slot = service.get().enter(slf.as_any());
-        {
-            let mut state = this.state.get_mut(py);
-            state.known_peer = known_peer;
-            state.slot = Some(slot);
-            state.transport = Some(transport.clone().unbind());
-            state.socket = socket.map(|socket| socket.clone().unbind());
-        }
+        this.link.connect(transport, known_peer, slot);
         HttpService::set_deadline(&service, slot, Some(Kind::Head))?;
         if is_http2 {
             Self::begin_http2(slf, &service)
@@ -757,8 +588,8 @@ impl Connection {
         let this = slf.get();
         let sends_file = {
             let state = this.state.get(py);
-            let request = state.current.as_ref().filter(|_| state.socket.is_some());
-            request.is_some_and(|request| request.get().sends_file(py))
+            let request = state.current.as_ref();
+            this.link.has_socket(py) && request.is_some_and(|it| it.get().sends_file(py))
         };
         if !sends_file {
             let taken = Self::end_websocket_input(slf);
@@ -776,26 +607,14 @@ impl Connection {
         let _ = exc;
         let py = slf.py();
         let this = slf.get();
-        this.end_awaiting(py);
-        let (service, slot, was_lingering, dropped) = {
+        this.link.end_awaiting(py);
+        let left = this.link.disconnect(py);
+        let dropped = {
             let mut state = this.state.get_mut(py);
-            state.is_closing = true;
-            state.is_writing_paused = false;
-            let was_lingering = std::mem::take(&mut state.is_lingering);
-            let dropped = (
-                state.transport.take(),
-                state.socket.take(),
-                state.known_peer.take(),
+            (
                 state.template.take(),
                 std::mem::take(&mut state.input),
                 state.parked.take(),
-                std::mem::replace(&mut state.output, Output::new()),
-            );
-            (
-                state.service.take(),
-                state.slot.take(),
-                was_lingering,
-                dropped,
             )
         };
         drop(dropped);
@@ -808,22 +627,19 @@ impl Connection {
         let told = support::for_each(py, current.iter().chain(&streams), |request| {
             request.get().disconnect(py, true)
         });
-        let left = match (service, slot) {
-            (Some(service), Some(slot)) => service.get().leave(py, slot, was_lingering),
-            _ => Ok(()),
-        };
+        let left = left.leave(py);
         support::first_error(py, told, left)
     }
 
     fn pause_writing(&self, py: Python<'_>) {
-        self.state.get_mut(py).is_writing_paused = true;
+        self.link.set_writing_paused(py, true);
     }
 
     fn resume_writing(slf: &Bound<'_, Self>) -> PyResult<()> {
         let py = slf.py();
         let (current, streams) = {
-            let mut state = slf.get().state.get_mut(py);
-            state.is_writing_paused = false;
+            slf.get().link.set_writing_paused(py, false);
+            let state = slf.get().state.get(py);
             let http2 = state.http2.as_deref();
             let streams = http2.map(|http2| http2.requests(py));
             (state.current.clone_ref_opt(py), streams)
@@ -843,7 +659,7 @@ impl Connection {
 
     /// For `ringloop._tls`: the handshake has failed, so that nothing else will be called.
     fn _connection_not_made(&self, py: Python<'_>) {
-        self.end_awaiting(py);
+        self.link.end_awaiting(py);
     }
 
     /// Closes the connection of a server that shuts down, unless a request has come after all.
@@ -854,7 +670,7 @@ impl Connection {
                 drop(state);
                 return Self::close_idle_http2(slf);
             }
-            state.current.is_none() && state.http.is_idle() && !state.is_closing
+            state.current.is_none() && state.http.is_idle() && !slf.get().link.is_closing(slf.py())
         };
         if is_idle { Self::close(slf) } else { Ok(()) }
     }
@@ -863,9 +679,9 @@ impl Connection {
     fn _continue(slf: &Bound<'_, Self>) -> PyResult<()> {
         let py = slf.py();
         {
-            let mut state = slf.get().state.get_mut(py);
-            state.is_continuing = false;
-            if state.is_busy || state.is_closing {
+            slf.get().link.end_continuing(py);
+            let state = slf.get().state.get(py);
+            if state.is_busy || slf.get().link.is_closing(py) {
                 return Ok(());
             }
             if state.http2.is_some() {
@@ -882,16 +698,11 @@ impl Connection {
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        self.link.traverse(&visit)?;
         let Some(state) = self.state.for_traversal() else {
             return Ok(());
         };
-        visit.call(&state.service)?;
-        visit.call(&state.transport)?;
-        visit.call(&state.socket)?;
         visit.call(&state.current)?;
-        if let Some(peer) = &state.known_peer {
-            peer.traverse(&visit)?;
-        }
         if let Some(template) = &state.template {
             template.traverse(&visit)?;
         }
@@ -902,16 +713,11 @@ impl Connection {
     }
 
     fn __clear__(&self, py: Python<'_>) {
-        self.end_awaiting(py);
+        self.link.clear(py);
         let dropped = {
             let mut state = self.state.get_mut(py);
-            state.is_closing = true;
             (
-                state.service.take(),
-                state.transport.take(),
-                state.socket.take(),
                 state.current.take(),
-                state.known_peer.take(),
                 state.template.take(),
                 state.http2.take(),
             )
@@ -922,6 +728,6 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        Python::attach(|py| self.end_awaiting(py));
+        Python::attach(|py| self.link.end_awaiting(py));
     }
 }

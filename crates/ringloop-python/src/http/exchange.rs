@@ -17,7 +17,7 @@ use ringloop_http::ResponseError;
 use ringloop_http::websocket::{AcceptError, Handshake, SendError};
 
 use self::response::Trailers;
-pub(super) use self::response::response_error;
+pub(super) use self::response::{Progress, response_error};
 use super::counters::Begun;
 use super::message::Fields;
 use super::service::{self, HttpService};

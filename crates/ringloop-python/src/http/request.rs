@@ -3,7 +3,7 @@
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
-use super::exchange::{Body, Exchange};
+use super::exchange::{Body, Exchange, Progress};
 use super::message;
 use super::service::HttpService;
 use crate::coroutine::Step;
@@ -59,10 +59,7 @@ pub(super) enum Sending<'py> {
 }
 
 impl Request {
-    pub(super) fn new<'py>(
-        exchange: Exchange,
-        scope: Bound<'py, PyDict>,
-    ) -> PyResult<Bound<'py, Self>> {
+    pub(super) fn new(exchange: Exchange, scope: Bound<'_, PyDict>) -> PyResult<Bound<'_, Self>> {
         let py = scope.py();
         let state = State {
             application: Application::Waiting(scope.unbind()),
@@ -107,7 +104,7 @@ impl Request {
         let exchange = slf.as_super();
         let progress = exchange.get().progress(py);
         let kind = message::item(message, intern!(py, "type"))?;
-        if progress.is_complete {
+        if let Progress::Complete = progress {
             return Err(message::unexpected(&kind, |kind| {
                 format!("Unexpected ASGI message '{kind}' sent, after response already completed.")
             }));
@@ -121,33 +118,32 @@ impl Request {
         if exchange.get().is_full(&connection) {
             return exchange.get().wait_for_room(py).map(Sending::Wait);
         }
-        if progress.awaits_trailers {
-            if !message::is_text(&kind, intern!(py, "http.response.trailers"))? {
-                return Err(message::unexpected(&kind, |kind| {
-                    format!("Expected ASGI message 'http.response.trailers', but got '{kind}'.")
-                }));
-            }
-            send_trailers(exchange, &connection, message)?;
-        } else if progress.is_started {
-            if !message::is_text(&kind, intern!(py, "http.response.body"))? {
-                let has_body = progress.has_body;
-                if !has_body && message::is_text(&kind, intern!(py, "http.response.pathsend"))? {
-                    let path = message::item(message, intern!(py, "path"))?;
-                    let function = support::http(py)?.getattr(intern!(py, "send_path"))?;
-                    return function.call1((slf, path)).map(Sending::Coroutine);
+        match progress {
+            Progress::Head => {
+                if !message::is_text(&kind, intern!(py, "http.response.start"))? {
+                    return Err(expected(&kind, "http.response.start"));
                 }
-                return Err(message::unexpected(&kind, |kind| {
-                    format!("Expected ASGI message 'http.response.body', but got '{kind}'.")
-                }));
+                Self::begin_response(slf, &connection, message)?;
             }
-            send_body(exchange, &connection, message)?;
-        } else {
-            if !message::is_text(&kind, intern!(py, "http.response.start"))? {
-                return Err(message::unexpected(&kind, |kind| {
-                    format!("Expected ASGI message 'http.response.start', but got '{kind}'.")
-                }));
+            Progress::Body | Progress::MoreBody => {
+                if !message::is_text(&kind, intern!(py, "http.response.body"))? {
+                    let is_first = matches!(progress, Progress::Body);
+                    if is_first && message::is_text(&kind, intern!(py, "http.response.pathsend"))? {
+                        let path = message::item(message, intern!(py, "path"))?;
+                        let function = support::http(py)?.getattr(intern!(py, "send_path"))?;
+                        return function.call1((slf, path)).map(Sending::Coroutine);
+                    }
+                    return Err(expected(&kind, "http.response.body"));
+                }
+                send_body(exchange, &connection, message)?;
             }
-            Self::begin_response(slf, &connection, message)?;
+            Progress::Trailers => {
+                if !message::is_text(&kind, intern!(py, "http.response.trailers"))? {
+                    return Err(expected(&kind, "http.response.trailers"));
+                }
+                send_trailers(exchange, &connection, message)?;
+            }
+            Progress::Complete => {}
         }
         Ok(Sending::Done)
     }
@@ -176,6 +172,13 @@ impl Request {
         let flush = slf.getattr(intern!(py, "_flush"))?;
         exchange.service(py)?.get().call_soon(py, &flush)
     }
+}
+
+#[cold]
+fn expected(kind: &Bound<'_, PyAny>, name: &str) -> PyErr {
+    message::unexpected(kind, |kind| {
+        format!("Expected ASGI message '{name}', but got '{kind}'.")
+    })
 }
 
 fn start_response<'py>(

@@ -938,17 +938,16 @@ impl HttpService {
         drop(previous);
     }
 
-    /// Takes a connection whose deadline of this kind has expired. The inner None: it has left.
-    pub(super) fn expire(
-        &self,
-        py: Python<'_>,
-        kind: Kind,
-        now_ns: u64,
-    ) -> Option<Option<Py<PyAny>>> {
+    /// Takes a connection whose deadline of this kind has expired.
+    pub(super) fn expire(&self, py: Python<'_>, kind: Kind, now_ns: u64) -> Option<Py<PyAny>> {
         let mut state = self.state.get_mut(py);
-        let slot = state.deadlines.expire(kind, now_ns)?;
-        let connection = state.connections.places.get(slot);
-        Some(connection.and_then(|it| it.clone_ref_opt(py)))
+        loop {
+            let slot = state.deadlines.expire(kind, now_ns)?;
+            let connection = state.connections.places.get(slot);
+            if let Some(Some(connection)) = connection {
+                return Some(connection.clone_ref(py));
+            }
+        }
     }
 
     /// Has the loop call when the first deadline of a kind expires.

@@ -152,10 +152,9 @@ impl HttpService {
         let now_ns = clock::now_ns();
         let mut result = Ok(());
         while let Some(expired) = this.expire(py, kind, now_ns) {
-            if let Some(connection) = expired {
-                let ended = Connection::on_deadline(as_connection(connection.bind(py))?, kind);
-                result = support::first_error(py, result, ended);
-            }
+            let connection = as_connection(expired.bind(py))?;
+            let ended = Connection::on_deadline(connection, kind);
+            result = support::first_error(py, result, ended);
         }
         support::first_error(py, result, Self::set_timer(slf, kind))
     }

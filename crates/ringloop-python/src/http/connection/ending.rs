@@ -3,7 +3,7 @@
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use super::{Connection, FIRST_REQUEST_S, Sent};
+use super::{Connection, FIRST_REQUEST_S};
 use crate::http::deadlines::Kind;
 use crate::http::service::HttpService;
 use crate::names::intern;
@@ -21,8 +21,8 @@ impl Connection {
         text: &str,
     ) -> PyResult<()> {
         let py = slf.py();
-        let logged = match (scope, slf.get().service(py)) {
-            (Some(scope), Some(service)) if !slf.get().is_closing(py) => {
+        let logged = match (scope, slf.get().link.service(py)) {
+            (Some(scope), Some(service)) if !slf.get().link.is_closing(py) => {
                 HttpService::log_access(&service, scope.bind(py), status)
             }
             _ => Ok(()),
@@ -44,7 +44,7 @@ impl Connection {
     ) -> PyResult<()> {
         let py = slf.py();
         let this = slf.get();
-        let Some(service) = this.service(py) else {
+        let Some(service) = this.link.service(py) else {
             return Ok(());
         };
         let mut buffer = service.get().take_buffer(py);
@@ -60,7 +60,7 @@ impl Connection {
             let begun = this.current(py).map(|request| request.get().begun(py));
             service.get().count_response(py, begun, status);
         }
-        let result = Self::write(slf, &buffer, None, b"");
+        let result = slf.get().link.write(slf, &buffer, None, b"");
         service.get().return_buffer(py, buffer);
         result.and(Self::linger(slf))
     }
@@ -68,54 +68,17 @@ impl Connection {
     /// Closes the connection once everything is sent.
     pub(in crate::http) fn close(slf: &Bound<'_, Self>) -> PyResult<()> {
         let py = slf.py();
-        if slf.get().is_closing(py) {
+        if slf.get().link.is_closing(py) {
             return Ok(());
         }
         let result = Self::end(slf);
-        slf.get().close_transport(py)?;
+        slf.get().link.close(py)?;
         let is_shutting_down =
-            (slf.get().service(py)).is_some_and(|it| it.get().is_shutting_down(py));
+            (slf.get().link.service(py)).is_some_and(|it| it.get().is_shutting_down(py));
         if is_shutting_down {
-            slf.get().limit_closing(py)?;
+            slf.get().link.limit_closing(py)?;
         }
         result
-    }
-
-    /// While the server shuts down, a connection that closes ends after a moment. Under TLS it would wait until the
-    /// client has closed, too, which many don't do.
-    pub(super) fn limit_closing(&self, py: Python<'_>) -> PyResult<()> {
-        let is_native = self.state.get(py).socket.is_some();
-        if is_native {
-            return Ok(());
-        }
-        self.set_deadline(py, Some(Kind::Linger))
-    }
-
-    /// The time to linger, or to close, is over.
-    pub(in crate::http) fn on_lingered(slf: &Bound<'_, Self>) -> PyResult<()> {
-        let py = slf.py();
-        let this = slf.get();
-        let is_lingering = this.state.get(py).is_lingering;
-        let is_unsent = this.sent(py)?.unsent > 0;
-        if is_lingering && is_unsent {
-            // The client has yet to read what it was sent: the deadline for writing sees to it that it does.
-            this.set_deadline(py, Some(Kind::Linger))
-        } else if is_lingering {
-            this.close_transport(py)
-        } else if is_unsent {
-            this.limit_closing(py)
-        } else {
-            Self::abort(slf)
-        }
-    }
-
-    pub(in crate::http) fn close_transport(&self, py: Python<'_>) -> PyResult<()> {
-        let flushed = self.flush_output(py);
-        let closed = match self.transport(py) {
-            Some(transport) => transport.call_method0(intern!(py, "close")).map(drop),
-            None => Ok(()),
-        };
-        support::first_error(py, flushed, closed)
     }
 
     /// As `close`, where the client may still be sending. If its data met a closed socket, the kernel would reset the
@@ -125,37 +88,18 @@ impl Connection {
     pub(in crate::http) fn linger(slf: &Bound<'_, Self>) -> PyResult<()> {
         let py = slf.py();
         let this = slf.get();
-        let service = this.service(py).filter(|_| this.can_half_close(py));
+        let service = this
+            .link
+            .service(py)
+            .filter(|_| this.link.can_half_close(py));
         let Some(service) = service.filter(|it| !it.get().is_shutting_down(py)) else {
             return Self::close(slf);
         };
         let ended = Self::end(slf);
-        if this.end_writing(py)? {
-            if !std::mem::replace(&mut this.state.get_mut(py).is_lingering, true) {
-                service.get().begin_lingering(py);
-            }
-            this.resume_reading(py, &service)?;
-            this.set_deadline(py, Some(Kind::Linger))?;
+        if this.link.end_writing(py)? {
+            this.link.linger(py, &service)?;
         }
         ended
-    }
-
-    /// Whether our side can end by itself. TLS has no end of one direction.
-    pub(in crate::http) fn can_half_close(&self, py: Python<'_>) -> bool {
-        let state = self.state.get(py);
-        state.socket.is_some() && !state.is_closing
-    }
-
-    /// Ends our side of the connection. If the client has gone, this closes it and returns false.
-    pub(in crate::http) fn end_writing(&self, py: Python<'_>) -> PyResult<bool> {
-        self.flush_output(py)?;
-        let Some(transport) = self.transport(py) else {
-            return Ok(false);
-        };
-        if transport.call_method0(intern!(py, "write_eof")).is_ok() {
-            return Ok(true);
-        }
-        self.close_transport(py).map(|()| false)
     }
 
     /// Nothing is read or answered any more. A peer that does not take what is left keeps the connection for a limited
@@ -163,9 +107,9 @@ impl Connection {
     pub(super) fn end(slf: &Bound<'_, Self>) -> PyResult<()> {
         let py = slf.py();
         let this = slf.get();
+        this.link.begin_closing(py);
         let (current, streams, dropped) = {
             let mut state = this.state.get_mut(py);
-            state.is_closing = true;
             state.http.abort();
             let http2 = state.http2.as_deref();
             let streams = http2.map_or(Vec::new(), |http2| http2.requests(py));
@@ -173,8 +117,7 @@ impl Connection {
             (state.current.clone_ref_opt(py), streams, dropped)
         };
         drop(dropped);
-        this.set_deadline(py, None)?;
-        let flushed = this.flush_output(py).and_then(|()| this.watch_unsent(py));
+        let flushed = this.link.end(py);
         let told = support::for_each(py, current.iter().chain(&streams), |request| {
             request.get().disconnect(py, false)
         });
@@ -182,15 +125,7 @@ impl Connection {
     }
 
     pub(in crate::http) fn abort(slf: &Bound<'_, Self>) -> PyResult<()> {
-        let py = slf.py();
-        slf.get().state.get_mut(py).is_closing = true;
-        // As much of it as there is room for.
-        let flushed = slf.get().flush_output(py);
-        let aborted = match slf.get().transport(py) {
-            Some(transport) => transport.call_method0(intern!(py, "abort")).map(drop),
-            None => Ok(()),
-        };
-        support::first_error(py, flushed, aborted)
+        slf.get().link.abort(slf.py())
     }
 
     /// The server shuts down: ends the connection now if it is idle, or else after its response. A client that has just
@@ -200,13 +135,13 @@ impl Connection {
         if Self::shut_down_websocket(slf)? {
             return Ok(());
         }
-        if slf.get().state.get(py).is_lingering {
-            return slf.get().close_transport(py);
+        if slf.get().link.is_lingering(py) {
+            return slf.get().link.close(py);
         }
-        if slf.get().is_closing(py) {
-            return slf.get().limit_closing(py);
+        if slf.get().link.is_closing(py) {
+            return slf.get().link.limit_closing(py);
         }
-        let (is_idle, is_expected, service) = {
+        let (is_idle, is_expected) = {
             let mut state = slf.get().state.get_mut(py);
             if state.http2.is_some() {
                 drop(state);
@@ -220,9 +155,9 @@ impl Connection {
             let is_expected = state.http.requests() == 0 || !state.input.is_empty();
             let is_idle = is_idle || is_over;
             let is_expected = is_expected && !is_over;
-            (is_idle, is_expected, state.service.clone_ref_opt(py))
+            (is_idle, is_expected)
         };
-        match service {
+        match slf.get().link.service(py) {
             Some(service) if is_idle && is_expected => {
                 let callback = slf.getattr(intern!(py, "_close_idle"))?;
                 service.get().call_later(py, FIRST_REQUEST_S, &callback)
@@ -235,7 +170,7 @@ impl Connection {
     /// Closes an idle connection, unless a request has arrived that the loop has not read yet.
     pub(super) fn close_unless_asked(slf: &Bound<'_, Self>) -> PyResult<()> {
         let py = slf.py();
-        let Some(transport) = slf.get().transport(py) else {
+        let Some(transport) = slf.get().link.transport(py) else {
             return Ok(());
         };
         let has_arrived = support::http(py)?
@@ -243,7 +178,7 @@ impl Connection {
             .call1((transport,))?
             .is_truthy()?;
         if has_arrived {
-            return slf.get().set_deadline(py, Some(Kind::Idle));
+            return slf.get().link.set_deadline(py, Some(Kind::Idle));
         }
         Self::close(slf)
     }
@@ -258,7 +193,7 @@ impl Connection {
             state.template.take()
         };
         drop(dropped);
-        slf.get().set_deadline(py, Some(Kind::Idle))
+        slf.get().link.set_deadline(py, Some(Kind::Idle))
     }
 
     /// A deadline has expired.
@@ -266,16 +201,16 @@ impl Connection {
         let py = slf.py();
         let this = slf.get();
         let is_http2 = this.state.get(py).http2.is_some();
-        if let Some(service) = this.service(py).filter(|_| is_http2) {
+        if let Some(service) = this.link.service(py).filter(|_| is_http2) {
             if kind == Kind::Write {
-                Self::on_write_deadline(slf)?;
+                slf.get().link.on_write_deadline(slf.py())?;
             }
             return Self::on_deadline_http2(slf, &service, kind);
         }
         match kind {
             Kind::KeepAlive => Self::on_idle(slf),
             Kind::Idle => Self::close_unless_asked(slf),
-            Kind::Linger => Self::on_lingered(slf),
+            Kind::Linger => slf.get().link.on_lingered(slf.py()),
             Kind::Ping | Kind::Pong | Kind::Close => Self::on_websocket_deadline(slf, kind),
             Kind::Head => {
                 let has_begun = !this.state.get(py).input.is_empty();
@@ -286,7 +221,7 @@ impl Connection {
                 }
             }
             Kind::Body => Self::on_body_deadline(slf),
-            Kind::Write => Self::on_write_deadline(slf),
+            Kind::Write => slf.get().link.on_write_deadline(slf.py()),
         }
     }
 
@@ -295,7 +230,7 @@ impl Connection {
     fn on_body_deadline(slf: &Bound<'_, Self>) -> PyResult<()> {
         let py = slf.py();
         let this = slf.get();
-        let (Some(request), Some(service)) = (this.current(py), this.service(py)) else {
+        let (Some(request), Some(service)) = (this.current(py), this.link.service(py)) else {
             return Self::refuse(slf, 408, TIMEOUT);
         };
         if !request.get().awaits_end(py) {
@@ -319,78 +254,6 @@ impl Connection {
             std::mem::take(&mut state.input)
         };
         drop(dropped);
-        this.resume_reading(py, &service)
-    }
-
-    /// Aborts the connection if its peer has not read anything.
-    pub(super) fn on_write_deadline(slf: &Bound<'_, Self>) -> PyResult<()> {
-        let py = slf.py();
-        let this = slf.get();
-        let before = this.state.get_mut(py).write_deadline.take();
-        let now = this.sent(py)?;
-        match before {
-            _ if now.unsent == 0 => Ok(()),
-            Some(before) if !before.has_grown_to(now) => Self::abort(slf),
-            _ => this.watch_unsent(py),
-        }
-    }
-
-    /// Sets the connection's deadline for anything but writing, in place of the one it had.
-    pub(in crate::http) fn set_deadline(&self, py: Python<'_>, kind: Option<Kind>) -> PyResult<()> {
-        let slot = self.state.get(py).slot;
-        match (slot, self.service(py)) {
-            (Some(slot), Some(service)) => HttpService::set_deadline(&service, slot, kind),
-            _ => Ok(()),
-        }
-    }
-
-    pub(super) fn sent(&self, py: Python<'_>) -> PyResult<Sent> {
-        let (socket, transport, written, collected) = {
-            let state = self.state.get(py);
-            (
-                state.socket.clone_ref_opt(py),
-                state.transport.clone_ref_opt(py),
-                state.written,
-                state.output.len(),
-            )
-        };
-        let unsent = match (socket, transport) {
-            (Some(socket), _) => socket.get().unsent(py),
-            (None, Some(transport)) => support::http(py)?
-                .getattr(intern!(py, "unsent"))?
-                .call1((transport,))?
-                .extract()?,
-            (None, None) => 0,
-        };
-        Ok(Sent {
-            written,
-            unsent: unsent + collected,
-        })
-    }
-
-    /// Gives the peer a limited time for each part of what is not sent yet. Nobody tells when it is all sent: that is
-    /// looked at when the time is over.
-    pub(super) fn watch_unsent(&self, py: Python<'_>) -> PyResult<()> {
-        let sent = self.sent(py)?;
-        if sent.unsent == 0 {
-            return Ok(());
-        }
-        self.set_write_deadline(py, sent)
-    }
-
-    /// Sets a deadline for the peer to take something, unless there is one.
-    pub(in crate::http) fn set_write_deadline(&self, py: Python<'_>, sent: Sent) -> PyResult<()> {
-        let (slot, service) = {
-            let mut state = self.state.get_mut(py);
-            if state.write_deadline.is_some() {
-                return Ok(());
-            }
-            state.write_deadline = Some(sent);
-            (state.slot, state.service.clone_ref_opt(py))
-        };
-        match (slot, service) {
-            (Some(slot), Some(service)) => HttpService::set_write_deadline(service.bind(py), slot),
-            _ => Ok(()),
-        }
+        this.link.resume_reading(py, &service)
     }
 }

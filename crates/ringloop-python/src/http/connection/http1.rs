@@ -31,11 +31,11 @@ impl Protocol for Http1 {
     }
 
     fn is_closing(&self, object: &Bound<'_, PyAny>) -> bool {
-        connection(object).map_or(true, |it| it.get().is_closing(it.py()))
+        connection(object).map_or(true, |it| it.get().link.is_closing(it.py()))
     }
 
     fn is_full(&self, _: &Exchange, object: &Bound<'_, PyAny>) -> bool {
-        connection(object).is_ok_and(|it| it.get().is_writing_paused(it.py()))
+        connection(object).is_ok_and(|it| it.get().link.is_writing_paused(it.py()))
     }
 
     fn ask_for_body(&self, _: &Exchange, object: &Bound<'_, PyAny>) -> PyResult<()> {
@@ -94,7 +94,7 @@ impl Protocol for Http1 {
         connection
             .get()
             .finish_head(py, head, None, service, &mut buffer);
-        let result = Connection::write(connection, &buffer, None, b"");
+        let result = connection.get().link.write(connection, &buffer, None, b"");
         service.get().return_buffer(py, buffer);
         result
     }
@@ -123,7 +123,10 @@ impl Protocol for Http1 {
                 // short.
                 let is_short = matches!(error, ResponseError::TooShort(_));
                 let payload = Some(body).filter(|_| is_short);
-                let result = Connection::write(connection, &buffer, payload, b"");
+                let result = connection
+                    .get()
+                    .link
+                    .write(connection, &buffer, payload, b"");
                 service.get().return_buffer(py, buffer);
                 result?;
                 return Err(response_error(py, error));
@@ -136,9 +139,13 @@ impl Protocol for Http1 {
         let result = if is_last {
             connection
                 .get()
+                .link
                 .write_now(py, &buffer, payload, framed.tail())
         } else {
-            Connection::write(connection, &buffer, payload, framed.tail())
+            connection
+                .get()
+                .link
+                .write(connection, &buffer, payload, framed.tail())
         };
         service.get().return_buffer(py, buffer);
         result.map(|()| framed.is_forbidden())
@@ -180,7 +187,7 @@ impl Protocol for Http1 {
         let framed = match framed {
             Ok(framed) => framed,
             Err(error) => {
-                let result = Connection::write(connection, &buffer, None, b"");
+                let result = connection.get().link.write(connection, &buffer, None, b"");
                 service.get().return_buffer(py, buffer);
                 result?;
                 return Err(response_error(py, error));
@@ -202,6 +209,7 @@ impl Protocol for Http1 {
         };
         let result = connection
             .get()
+            .link
             .write_now(py, &buffer, payload.as_ref(), b"");
         service.get().return_buffer(py, buffer);
         result?;
@@ -217,12 +225,14 @@ impl Protocol for Http1 {
         object: &Bound<'_, PyAny>,
         content: &Bound<'_, PyBytes>,
     ) -> PyResult<()> {
-        Connection::write(connection(object)?, b"", Some(content), b"")
+        let connection = connection(object)?;
+        let link = &connection.get().link;
+        link.write(connection, b"", Some(content), b"")
     }
 
     fn socket<'py>(&self, object: &Bound<'py, PyAny>) -> Option<Bound<'py, SocketTransport>> {
         let connection = connection(object).ok()?;
-        connection.get().socket(connection.py())
+        connection.get().link.socket(connection.py())
     }
 
     fn start_file(
@@ -231,7 +241,10 @@ impl Protocol for Http1 {
         file: RawFd,
         count: usize,
     ) -> PyResult<Option<Py<PyAny>>> {
-        Connection::start_file(connection(object)?, file, count)
+        connection(object)?
+            .get()
+            .link
+            .start_file(object.py(), file, count)
     }
 
     fn on_complete(
@@ -263,7 +276,7 @@ impl Connection {
     fn ask_for_body(slf: &Bound<'_, Self>) -> PyResult<()> {
         let answer = slf.get().state.get_mut(slf.py()).http.ask_for_body();
         match answer {
-            Some(answer) => Self::write(slf, answer, None, b""),
+            Some(answer) => slf.get().link.write(slf, answer, None, b""),
             None => Ok(()),
         }
     }

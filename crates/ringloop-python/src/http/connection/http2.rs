@@ -15,11 +15,12 @@ use ringloop_http::ResponseError;
 use ringloop_http::h2::{self, Event};
 
 use super::http1::connection;
-use super::{Connection, FIRST_REQUEST_S, REQUESTS_PER_TURN, Sent};
+use super::{Connection, FIRST_REQUEST_S, REQUESTS_PER_TURN};
 use crate::http::counters::Begun;
 use crate::http::deadlines::Kind;
 use crate::http::exchange::{Exchange, FileBegun, FileStart, Part, Protocol, response_error};
 use crate::http::h2::{Http2, Open, Stream};
+use crate::http::link::Sent;
 use crate::http::message::Fields;
 use crate::http::scope::Template;
 use crate::http::service::HttpService;
@@ -89,13 +90,13 @@ impl Connection {
     pub(super) fn drive(slf: &Bound<'_, Self>) -> PyResult<()> {
         let py = slf.py();
         let this = slf.get();
-        let Some(service) = this.service(py) else {
+        let Some(service) = this.link.service(py) else {
             return Ok(());
         };
         {
             let mut state = this.state.get_mut(py);
             // Who is busy will see to it.
-            if state.is_closing || std::mem::replace(&mut state.is_busy, true) {
+            if this.link.is_closing(py) || std::mem::replace(&mut state.is_busy, true) {
                 return Ok(());
             }
         }
@@ -117,10 +118,9 @@ impl Connection {
             {
                 Self::on_event(slf, service, event)?;
             }
-            let may_start = {
-                let state = this.state.get(py);
-                started < REQUESTS_PER_TURN && !state.is_continuing && !state.is_closing
-            };
+            let may_start = started < REQUESTS_PER_TURN
+                && !this.link.is_continuing(py)
+                && !this.link.is_closing(py);
             let request = if may_start {
                 this.with_http2(py, |http2| http2.next_start(py)).flatten()
             } else {
@@ -137,7 +137,7 @@ impl Connection {
         }
         let is_left = this.with_http2(py, |http2| !http2.starting.is_empty());
         if is_left == Some(true) {
-            Self::continue_later(slf, service)?;
+            slf.get().link.continue_later(slf, service)?;
         }
         Ok(())
     }
@@ -209,7 +209,7 @@ impl Connection {
         let template = match last {
             Some((last, template)) if Arc::ptr_eq(&last, &head) => template,
             _ => {
-                let peer = this.peer(py)?;
+                let peer = this.link.peer(py)?;
                 Template::of_stream(py, service.get(), peer.as_ref(), &head)?
             }
         };
@@ -287,11 +287,8 @@ impl Connection {
     fn flush(slf: &Bound<'_, Self>, service: &Bound<'_, HttpService>) -> PyResult<bool> {
         let py = slf.py();
         let this = slf.get();
-        {
-            let state = this.state.get(py);
-            if state.is_closing || state.is_writing_paused {
-                return Ok(false);
-            }
+        if this.link.is_closing(py) || this.link.is_writing_paused(py) {
+            return Ok(false);
         }
         Self::flush_last(slf, service)
     }
@@ -306,7 +303,7 @@ impl Connection {
         let result = if buffer.is_empty() {
             Ok(false)
         } else {
-            Self::write(slf, &buffer, None, b"").map(|()| true)
+            slf.get().link.write(slf, &buffer, None, b"").map(|()| true)
         };
         service.get().return_buffer(py, buffer);
         result
@@ -319,13 +316,13 @@ impl Connection {
         let (slot, waiting, starts_anew, wants_input, is_stalled, is_at_end) = {
             let mut state = this.state.get_mut(py);
             let state = &mut *state;
-            let (Some(slot), Some(http2)) = (state.slot, state.http2.as_deref_mut()) else {
+            let (Some(slot), Some(http2)) = (this.link.slot(py), state.http2.as_deref_mut()) else {
                 return Ok(());
             };
-            if state.is_closing {
+            if this.link.is_closing(py) {
                 return Ok(());
             }
-            let is_idle = http2.is_idle(state.is_writing_paused);
+            let is_idle = http2.is_idle(this.link.is_writing_paused(py));
             let waiting = if http2.waiting > 0 {
                 Some(Kind::Body)
             } else if http2.messages.is_receiving_head() || http2.messages.requests() == 0 {
@@ -361,16 +358,16 @@ impl Connection {
             HttpService::begin_deadline(service, slot, kind)?;
         }
         if is_stalled {
-            this.set_write_deadline(py, Sent::UNKNOWN)?;
+            this.link.set_write_deadline(py, Sent::UNKNOWN)?;
         }
         if is_at_end {
             let callback = slf.getattr(intern!(py, "_close_idle"))?;
             service.get().call_later(py, FIRST_REQUEST_S, &callback)?;
         }
         if wants_input {
-            this.resume_reading(py, service)
+            this.link.resume_reading(py, service)
         } else {
-            this.pause_reading(py)
+            this.link.pause_reading(py)
         }
     }
 
@@ -386,10 +383,10 @@ impl Connection {
     /// Ends the connection, if it is idle, with a GOAWAY that says which requests were served.
     pub(super) fn close_idle_http2(slf: &Bound<'_, Self>) -> PyResult<()> {
         let py = slf.py();
-        if slf.get().is_closing(py) {
+        if slf.get().link.is_closing(py) {
             return Ok(());
         }
-        let is_writing_paused = slf.get().is_writing_paused(py);
+        let is_writing_paused = slf.get().link.is_writing_paused(py);
         let is_idle = slf.get().with_http2(py, |http2| {
             http2.is_closing_soon = false;
             http2.is_idle(is_writing_paused)
@@ -426,7 +423,7 @@ impl Connection {
                     http2.last.take()
                 });
                 drop(dropped);
-                this.set_deadline(py, Some(Kind::Idle))
+                this.link.set_deadline(py, Some(Kind::Idle))
             }
             Kind::Idle => Self::retire(slf),
             Kind::Head => Self::end_http2(slf),
@@ -441,7 +438,7 @@ impl Connection {
                 this.with_http2(py, |http2| http2.messages.reset_stalled(since_ms));
                 Self::drive(slf)
             }
-            Kind::Linger => Self::on_lingered(slf),
+            Kind::Linger => slf.get().link.on_lingered(slf.py()),
             // Of WebSockets, which are not on HTTP/2.
             Kind::Ping | Kind::Pong | Kind::Close => Ok(()),
         }
@@ -459,7 +456,7 @@ impl Protocol for Http2Protocol {
     }
 
     fn is_closing(&self, object: &Bound<'_, PyAny>) -> bool {
-        connection(object).map_or(true, |it| it.get().is_closing(it.py()))
+        connection(object).map_or(true, |it| it.get().link.is_closing(it.py()))
     }
 
     fn is_full(&self, exchange: &Exchange, object: &Bound<'_, PyAny>) -> bool {
@@ -468,7 +465,7 @@ impl Protocol for Http2Protocol {
         };
         let state = connection.get().state.get(object.py());
         let http2 = state.http2.as_deref();
-        state.is_writing_paused
+        connection.get().link.is_writing_paused(object.py())
             || http2.is_some_and(|http2| http2.messages.buffered(exchange.number()) > 0)
     }
 
@@ -644,7 +641,7 @@ impl Protocol for Http2Protocol {
 
     fn socket<'py>(&self, object: &Bound<'py, PyAny>) -> Option<Bound<'py, SocketTransport>> {
         let connection = connection(object).ok()?;
-        connection.get().socket(connection.py())
+        connection.get().link.socket(connection.py())
     }
 
     fn start_file(
@@ -653,7 +650,10 @@ impl Protocol for Http2Protocol {
         file: RawFd,
         count: usize,
     ) -> PyResult<Option<Py<PyAny>>> {
-        Connection::start_file(connection(object)?, file, count)
+        connection(object)?
+            .get()
+            .link
+            .start_file(object.py(), file, count)
     }
 
     fn on_complete(
@@ -761,7 +761,7 @@ impl Connection {
     ) -> PyResult<()> {
         let py = slf.py();
         let this = slf.get();
-        let Some(service) = this.service(py).filter(|_| !this.is_closing(py)) else {
+        let Some(service) = this.link.service(py).filter(|_| !this.link.is_closing(py)) else {
             return Ok(());
         };
         let kind = (&b"content-type"[..], &b"text/plain; charset=utf-8"[..]);

@@ -55,9 +55,10 @@ impl Connection {
             })?;
             state.is_websocket = true;
             // They are for further requests.
-            (codec, (state.template.take(), state.known_peer.take()))
+            (codec, state.template.take())
         };
         drop(dropped);
+        self.link.forget_peer(py);
         Ok(codec)
     }
 
@@ -68,7 +69,8 @@ impl Connection {
     ) -> PyResult<()> {
         let py = slf.py();
         let this = slf.get();
-        let (Some(request), Some(service)) = (this.websocket_request(py), this.service(py)) else {
+        let (Some(request), Some(service)) = (this.websocket_request(py), this.link.service(py))
+        else {
             return Ok(());
         };
         let mut kept = std::mem::take(&mut this.state.get_mut(py).input);
@@ -92,19 +94,16 @@ impl Connection {
         };
         this.state.get_mut(py).is_busy = false;
         result?;
-        let (is_closing, has_input) = {
-            let state = this.state.get(py);
-            (state.is_closing, !state.input.is_empty())
-        };
-        if is_closing {
+        let has_input = !this.state.get(py).input.is_empty();
+        if this.link.is_closing(py) {
             Ok(())
         } else if !has_input {
-            this.resume_reading(py, &service)
+            this.link.resume_reading(py, &service)
         } else if is_full(request.get(), py, service.get()) {
-            this.pause_reading(py)
+            this.link.pause_reading(py)
         } else {
             // It came while the rest was being read.
-            Self::continue_later(slf, &service)
+            slf.get().link.continue_later(slf, &service)
         }
     }
 
@@ -114,7 +113,7 @@ impl Connection {
         let py = slf.py();
         let mut kept = {
             let mut state = slf.get().state.get_mut(py);
-            if !state.is_websocket || state.is_busy || state.is_closing {
+            if !state.is_websocket || state.is_busy || slf.get().link.is_closing(py) {
                 return Ok(());
             }
             std::mem::take(&mut state.input)
@@ -131,9 +130,11 @@ impl Connection {
     /// Reads on: the application has taken all messages, or wants no more.
     pub(super) fn read_on(slf: &Bound<'_, Self>) -> PyResult<()> {
         let is_stuck = {
+            let link = &slf.get().link;
             let state = slf.get().state.get(slf.py());
-            let has_input = state.is_reading_paused || !state.input.is_empty();
-            has_input && !state.is_busy && !state.is_closing && state.is_websocket
+            let has_input = link.is_reading_paused(slf.py()) || !state.input.is_empty();
+            let is_open = state.is_websocket && !link.is_closing(slf.py());
+            has_input && !state.is_busy && is_open
         };
         if is_stuck {
             Self::arrive_at_websocket(slf, None)
@@ -148,10 +149,10 @@ impl Connection {
         let this = slf.get();
         let has_input = {
             let state = this.state.get(py);
-            state.is_reading_paused || !state.input.is_empty()
+            this.link.is_reading_paused(py) || !state.input.is_empty()
         };
-        match this.service(py) {
-            Some(service) if has_input => Self::continue_later(slf, &service),
+        match this.link.service(py) {
+            Some(service) if has_input => slf.get().link.continue_later(slf, &service),
             _ => Ok(()),
         }
     }
@@ -162,18 +163,18 @@ impl Connection {
         kind: Kind,
     ) -> PyResult<()> {
         let py = slf.py();
-        if slf.get().is_closing(py) {
+        if slf.get().link.is_closing(py) {
             return Ok(());
         }
-        slf.get().set_deadline(py, Some(kind))
+        slf.get().link.set_deadline(py, Some(kind))
     }
 
     /// Whether a client that is silent may be waiting for us: it has not been listened to, or not been sent everything.
     pub(in crate::http) fn has_work_left(&self, py: Python<'_>) -> PyResult<bool> {
-        if self.state.get(py).is_reading_paused {
+        if self.link.is_reading_paused(py) {
             return Ok(true);
         }
-        Ok(self.sent(py)?.unsent > 0)
+        self.link.has_unsent(py)
     }
 
     /// Closes a connection whose client breaks the rules. To close it while the client sends would reset it, and the
@@ -181,7 +182,11 @@ impl Connection {
     pub(in crate::http) fn close_slowly(slf: &Bound<'_, Self>) -> PyResult<()> {
         let py = slf.py();
         let this = slf.get();
-        let Some(service) = this.service(py).filter(|_| this.can_half_close(py)) else {
+        let Some(service) = this
+            .link
+            .service(py)
+            .filter(|_| this.link.can_half_close(py))
+        else {
             return Self::close(slf);
         };
         let dropped = {
@@ -190,9 +195,9 @@ impl Connection {
             std::mem::take(&mut state.input)
         };
         drop(dropped);
-        this.set_deadline(py, Some(Kind::Close))?;
-        if this.end_writing(py)? {
-            this.resume_reading(py, &service)?;
+        this.link.set_deadline(py, Some(Kind::Close))?;
+        if this.link.end_writing(py)? {
+            this.link.resume_reading(py, &service)?;
         }
         Ok(())
     }
@@ -238,14 +243,14 @@ impl Connection {
         let websocket = websocket_of(exchange, py)?;
         let service = exchange.service(py)?;
         let mut answers = service.get().take_buffer(py);
-        let is_paused = slf.get().is_writing_paused(py);
+        let is_paused = slf.get().link.is_writing_paused(py);
         let read = websocket.read(&service, input, &mut answers, is_paused, is_last);
         let timed = match &read {
             Ok(read) if read.is_ping_answered => Self::set_websocket_deadline(slf, Kind::Ping),
             _ => Ok(()),
         };
         // Even if something has failed.
-        let answered = Self::write(slf, &answers, None, b"");
+        let answered = slf.get().link.write(slf, &answers, None, b"");
         service.get().return_buffer(py, answers);
         let ended = match &read {
             Ok(Read { end: Some(end), .. }) => Self::end_websocket(slf, websocket, end),
@@ -269,7 +274,7 @@ impl Connection {
             End::Failed(failure) => (websocket.fail(py, *failure), false),
         };
         if let Some(frame) = frame {
-            Self::write(slf, frame.as_slice(), None, b"")?;
+            slf.get().link.write(slf, frame.as_slice(), None, b"")?;
         }
         if is_orderly {
             Self::close(slf)
@@ -301,7 +306,7 @@ impl Connection {
             Err(SendError::Closing) => return Ok(Ok(())),
             Err(error) => return Ok(Err(error)),
         };
-        Self::write(slf, frame.as_slice(), None, b"")?;
+        slf.get().link.write(slf, frame.as_slice(), None, b"")?;
         Self::set_websocket_deadline(slf, Kind::Close)?;
         Self::read_on_later(slf)?;
         exchange.wake_receivers(py)?;
@@ -325,7 +330,7 @@ impl Connection {
             let Some(frame) = websocket.ping(py) else {
                 return Ok(());
             };
-            Self::write(slf, frame.as_slice(), None, b"")?;
+            slf.get().link.write(slf, frame.as_slice(), None, b"")?;
             let service = exchange.service(py)?;
             let kind = if service.get().has_timeout(Kind::Pong) {
                 Kind::Pong
@@ -344,7 +349,7 @@ impl Connection {
     /// There is room to write.
     pub(super) fn resume_websocket(slf: &Bound<'_, Self>, websocket: &WebSocket) -> PyResult<()> {
         match websocket.take_pong(slf.py()) {
-            Some(pong) => Self::write(slf, pong.as_slice(), None, b""),
+            Some(pong) => slf.get().link.write(slf, pong.as_slice(), None, b""),
             None => Ok(()),
         }
     }
@@ -390,7 +395,7 @@ impl WebSocketProtocol for Frames {
             }
         };
         websocket_of(exchange, py)?.open(py, codec);
-        let written = Connection::write(connection, &buffer, None, b"");
+        let written = connection.get().link.write(connection, &buffer, None, b"");
         service.get().return_buffer(py, buffer);
         written.map(Ok)
     }
@@ -405,7 +410,8 @@ impl WebSocketProtocol for Frames {
         frame: &[u8],
         payload: Option<&Bound<'_, PyBytes>>,
     ) -> PyResult<()> {
-        Connection::write(connection(object)?, frame, payload, b"")
+        let connection = connection(object)?;
+        connection.get().link.write(connection, frame, payload, b"")
     }
 
     fn read_on(&self, object: &Bound<'_, PyAny>) -> PyResult<()> {

@@ -18,24 +18,31 @@ pub(super) struct Trailers {
     fields: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
-/// How far a response has got.
-pub(in crate::http) struct Progress {
-    pub(in crate::http) is_started: bool,
-    pub(in crate::http) has_body: bool,
-    /// All was given, or a file is being sent that is the rest.
-    pub(in crate::http) is_complete: bool,
+/// The next part of a response.
+pub(in crate::http) enum Progress {
+    Head,
+    /// The body, of which nothing was given.
+    Body,
+    MoreBody,
     /// The body is over, and trailers are to follow.
-    pub(in crate::http) awaits_trailers: bool,
+    Trailers,
+    /// None: all was given, or a file is being sent that is the rest.
+    Complete,
 }
 
 impl Exchange {
     pub(in crate::http) fn progress(&self, py: Python<'_>) -> Progress {
         let state = self.state.get(py);
-        Progress {
-            is_started: state.is_started,
-            has_body: state.has_body,
-            is_complete: state.is_complete || state.file_tail.is_some(),
-            awaits_trailers: state.trailers.as_ref().is_some_and(|it| it.is_due),
+        if state.is_complete || state.file_tail.is_some() {
+            Progress::Complete
+        } else if state.trailers.as_ref().is_some_and(|it| it.is_due) {
+            Progress::Trailers
+        } else if !state.is_started {
+            Progress::Head
+        } else if state.has_body {
+            Progress::MoreBody
+        } else {
+            Progress::Body
         }
     }
 

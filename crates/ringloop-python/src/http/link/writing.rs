@@ -1,14 +1,16 @@
 //! How a connection writes: the first bytes of a turn go out at once, and those that follow are collected and written
 //! together when the turn is over.
 
+use std::os::fd::RawFd;
+
+use pyo3::exceptions::PyConnectionError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use super::{Connection, Sent, State};
+use super::{Link, Owner, Sent, State};
 use crate::event_loop::Loop;
 use crate::names::intern;
 use crate::objects;
-use crate::queue::Collector;
 use crate::support::CloneRefOption;
 use crate::transport::SocketTransport;
 
@@ -74,24 +76,24 @@ impl State {
     }
 }
 
-impl Connection {
+impl Link {
     /// Writes bytes, the payload without copying it if it is large, and bytes after it: now, or when the turn is over.
-    pub(in crate::http) fn write(
-        slf: &Bound<'_, Self>,
+    pub(in crate::http) fn write<T: Owner>(
+        &self,
+        owner: &Bound<'_, T>,
         before: &[u8],
         payload: Option<&Bound<'_, PyBytes>>,
         after: &'static [u8],
     ) -> PyResult<()> {
-        let py = slf.py();
-        let this = slf.get();
+        let py = owner.py();
         let content = payload.map_or(&b""[..], |payload| payload.as_bytes());
         let length = before.len() + content.len() + after.len();
-        let Some(service) = this.service(py).filter(|_| length > 0) else {
+        let Some(service) = self.service(py).filter(|_| length > 0) else {
             return Ok(());
         };
         let event_loop = service.get().event_loop(py)?;
         let is_first = {
-            let mut state = this.state.get_mut(py);
+            let mut state = self.state.get_mut(py);
             if state.is_closing {
                 return Ok(());
             }
@@ -100,7 +102,7 @@ impl Connection {
                 && state.has_room(py);
             if !collects {
                 drop(state);
-                return this.write_now(py, before, payload, after);
+                return self.write_now(py, before, payload, after);
             }
             state.count_written(py, length);
             let is_first = state.output.collected.is_empty();
@@ -114,7 +116,7 @@ impl Connection {
             is_first
         };
         if is_first {
-            event_loop.get().queue.get_mut(py).collect(slf);
+            event_loop.get().queue.get_mut(py).collect(owner);
         }
         Ok(())
     }
@@ -146,7 +148,7 @@ impl Connection {
     }
 
     /// Writes what is collected.
-    pub(in crate::http) fn flush_output(&self, py: Python<'_>) -> PyResult<()> {
+    pub(in crate::http) fn flush(&self, py: Python<'_>) -> PyResult<()> {
         let collected = std::mem::take(&mut self.state.get_mut(py).output.collected);
         if collected.is_empty() {
             return Ok(());
@@ -154,6 +156,35 @@ impl Connection {
         let result = self.deliver(py, &collected, None, b"");
         self.return_collected(py, collected);
         result
+    }
+
+    /// Whether the peer has to read before more is written.
+    pub(in crate::http) fn is_writing_paused(&self, py: Python<'_>) -> bool {
+        self.state.get(py).is_writing_paused
+    }
+
+    pub(in crate::http) fn set_writing_paused(&self, py: Python<'_>, is_paused: bool) {
+        self.state.get_mut(py).is_writing_paused = is_paused;
+    }
+
+    /// Sends bytes of a file; see `SocketTransport::start_file`.
+    pub(in crate::http) fn start_file(
+        &self,
+        py: Python<'_>,
+        file: RawFd,
+        count: usize,
+    ) -> PyResult<Option<Py<PyAny>>> {
+        let Some(socket) = self.socket(py) else {
+            let text = "the connection is closed";
+            return Err(objects::error::<PyConnectionError>(py, text));
+        };
+        self.flush(py)?;
+        self.state.get_mut(py).count_written(py, count);
+        let waiter = SocketTransport::start_file(&socket, file, count)?;
+        if waiter.is_some() {
+            self.watch_unsent(py)?;
+        }
+        Ok(waiter)
     }
 
     fn return_collected(&self, py: Python<'_>, collected: Vec<u8>) {
@@ -201,17 +232,5 @@ impl Connection {
             .call_method1(intern!(py, "write"), (all,))?;
         // To ask it after each write would be expensive.
         self.set_write_deadline(py, Sent::UNKNOWN)
-    }
-}
-
-impl Collector for Connection {
-    fn flush(this: &Bound<'_, Self>) -> PyResult<()> {
-        let py = this.py();
-        this.get().flush_output(py).inspect_err(|_| {
-            // Nobody is told who could end it.
-            if let Err(error) = Self::abort(this) {
-                error.write_unraisable(py, Some(this.as_any()));
-            }
-        })
     }
 }
