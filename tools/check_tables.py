@@ -6,6 +6,7 @@ tools/check.py --table writes them, from its report and the records of the tests
 from __future__ import annotations
 
 import collections
+import dataclasses
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -29,6 +30,15 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table in Markdown. Columns with these words in their header hold numbers."""
     lines = [" | ".join(header), " | ".join("---:" if NUMBERS & {*name.split()} else "---" for name in header)]
     return "\n".join(f"| {line} |" for line in [*lines, *(" | ".join(row) for row in rows)])
+
+
+def read_records() -> dict[str, list[test_records.Record]]:
+    """Return the records by the names of their files. Those of the lab's Python tests have names within its folder."""
+    records = {path.stem: test_records.read(path) for path in sorted(test_records.FOLDER.glob("*.jsonl"))}
+    for kind, tests in records.items():
+        if kind.startswith("lab-") and kind != "lab-rust":
+            records[kind] = [dataclasses.replace(test, name=f"lab/{test.name}") for test in tests]
+    return records
 
 
 def folder_of(name: str) -> str:
@@ -74,7 +84,7 @@ def slowest_table(records: dict[str, list[test_records.Record]]) -> str:
             f"`{test.name.replace('|', chr(92) + '|')}`",
             kind,
             f"{test.wall_s:.1f}",
-            f"{test.cpu_s:.1f}" if kind != "rust" else "",
+            f"{test.cpu_s:.1f}" if "rust" not in kind else "",
         ]
         for test, kind in tests[:SLOWEST]
     ]
@@ -83,7 +93,7 @@ def slowest_table(records: dict[str, list[test_records.Record]]) -> str:
 
 def write(report: dict[str, Any]) -> None:
     """Put the tables between their marks."""
-    records = {path.stem: test_records.read(path) for path in sorted(test_records.FOLDER.glob("*.jsonl"))}
+    records = read_records()
     text = "\n\n".join(
         [
             BEGIN,

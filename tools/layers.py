@@ -529,7 +529,9 @@ def find_offences(root: Path) -> list[Offence]:
     tables, offences = read_tables(root)
     for folder, table in tables.items():
         if (reader := reader_of(root, folder)) is None:
-            offences.append(Offence(table.place, f"`{folder}` is neither a crate nor a Python package"))
+            offences.append(
+                Offence(table.place, f"`{folder}` is neither a crate, a crate's module nor a Python package")
+            )
         else:
             offences += check(folder, table, reader())
     demanded = [folder for folder in (*PACKAGES, *MODULES) if (root / folder).exists()]

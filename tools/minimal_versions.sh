@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Compile the published crates, ringloop-http and their tests with the oldest versions of their dependencies that Cargo.toml allows,
-# and run the tests of the driver and of ringloop-http, whose dependencies decide what they do. Then check that the whole workspace
-# compiles with the oldest Rust that it allows, if rustup has that one.
+# and run the tests of the driver and of ringloop-http, whose dependencies decide what they do. Then check that the whole workspace,
+# and the lab's, compile with the oldest Rust that they allow, if rustup has that one.
 # usage: tools/minimal_versions.sh [ARGUMENT OF CARGO TEST...]
 # It works on a copy, because cargo chooses versions by writing Cargo.lock. To choose the oldest is an option of nightly cargo's;
 # RUSTC_BOOTSTRAP=1 lets a stable one have it.
@@ -29,6 +29,7 @@ cd "$repository"
 oldest=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 if rustup run "$oldest" true 2>/dev/null; then
     CARGO_TARGET_DIR=$target/oldest-rust rustup run "$oldest" cargo check --locked --workspace --all-features
+    (cd lab && CARGO_TARGET_DIR=$target/oldest-rust rustup run "$oldest" cargo check --locked --workspace)
 else
     echo "minimal_versions.sh: left out: Rust $oldest, because rustup does not have it (rustup toolchain install $oldest)"
 fi

@@ -39,6 +39,9 @@ def wrong_versions(wanted: str) -> Iterator[str]:
     lab = tomllib.loads((ROOT / "lab/pyproject.toml").read_text())["project"]["version"]
     if lab != wanted:
         yield f"lab/pyproject.toml: the version is {lab} instead of {wanted}"
+    load = tomllib.loads((ROOT / "lab/Cargo.toml").read_text())["workspace"]["package"]["version"]
+    if load != wanted:
+        yield f"lab/Cargo.toml: the version is {load} instead of {wanted}"
 
 
 def wrong_changelog(wanted: str) -> Iterator[str]:

@@ -269,24 +269,23 @@ def debug_build(arm: Arm) -> str:
     return ""
 
 
+REMEDY = "cargo build --release -p ringlab-load, in the folder lab"
+
+
 def check_generator(program: Path | None, problem: str = "") -> Finding:
     """Find out whether there is a load generator, and no debug build of it."""
     if program is None:
-        return Finding(
-            name="load generator", status="error", text=problem, remedy="cargo build --release -p ringlab-load"
-        )
+        return Finding(name="load generator", status="error", text=problem, remedy=REMEDY)
     try:
         version = generator.version(program)
     except generator.GeneratorMissing as error:
-        return Finding(
-            name="load generator", status="error", text=str(error), remedy="cargo build --release -p ringlab-load"
-        )
+        return Finding(name="load generator", status="error", text=str(error), remedy=REMEDY)
     if "debug" in version or program.parent.name == "debug":
         return Finding(
             name="load generator",
             status="error",
             text=f"{program} is a debug build, whose ceiling is far too low",
-            remedy="cargo build --release -p ringlab-load, and unset RINGLAB_LOAD",
+            remedy=f"{REMEDY}, and unset RINGLAB_LOAD",
         )
     return Finding(name="load generator", status="ok", text=f"{version}, {program}")
 

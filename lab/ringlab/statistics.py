@@ -302,8 +302,8 @@ def trigamma(x: float) -> float:
 def inverse_trigamma(value: float) -> float:
     """Return where trigamma, which falls from infinity to 0, has this value.
 
-    Newton's method takes few steps on the reciprocal, which rises, is convex and nearly straight; from the right of the root, where
-    this starts, it never passes it (Smyth's appendix).
+    Newton's method on the reciprocal, which is convex, rising and nearly straight, takes few steps. It starts to the right of the root
+    and never passes it (Smyth's appendix).
     """
     x = 0.5 + 1 / value
     for _ in range(50):

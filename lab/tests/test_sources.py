@@ -32,6 +32,8 @@ print((lab.parent / "crates/ringloop/GUIDE.md").read_text()[:18])
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a wheel of ringlab, with a load generator that only says who it is."""
+    if not (LAB.parent / "crates").exists():
+        pytest.skip("packages are made in ringloop's repository, with its sources")
     folder = tmp_path_factory.mktemp("package")
     program = folder / "ringlab-load"
     program.write_text("#!/bin/sh\necho ringlab-load 0.0\n")

@@ -251,7 +251,7 @@ def test_module_in_two_rows(tmp_path):
 
 def test_folder_without_modules(tmp_path):
     assert run(tmp_path, CRATE, DOCUMENT.replace("some/crate", "no/crate")) == [
-        "docs/layers.md:11: `no/crate` is neither a crate nor a Python package"
+        "docs/layers.md:11: `no/crate` is neither a crate, a crate's module nor a Python package"
     ]
 
 

@@ -49,10 +49,12 @@ def test_versions_must_agree(repository):
     workspace = '[workspace.package]\nversion = "1.2.3"\n[workspace.dependencies]\nringloop = { version = "1.2.2" }\n'
     (repository / "Cargo.toml").write_text(workspace)
     (repository / "lab/pyproject.toml").write_text('[project]\nversion = "1.2.1"\n')
+    (repository / "lab/Cargo.toml").write_text('[workspace.package]\nversion = "1.2.0"\n')
     assert check.version() == "1.2.3"
-    crate, lab = check.wrong_versions("1.2.3")
+    crate, lab, load = check.wrong_versions("1.2.3")
     assert "ringloop is 1.2.2" in crate
     assert "the version is 1.2.1" in lab
+    assert "lab/Cargo.toml: the version is 1.2.0" in load
 
 
 def test_relative_links_are_found_outside_of_code():

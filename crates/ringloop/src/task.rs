@@ -43,7 +43,8 @@ pub(crate) trait Run: Send + Sync {
     /// Ends the task where it is: drops its future and tells its handle.
     ///
     /// # Safety
-    /// As for `run`.
+    /// The task must not be running. The caller must be in the thread of the task's runtime, or no runtime has adopted the
+    /// task yet, and its future, which was never polled, holds only what any thread may drop.
     unsafe fn end(&self);
 
     /// The task's place in its runtime's list of live tasks.

@@ -665,6 +665,7 @@ def check_versions(machines: Sequence[Machine]) -> list[str]:
         if not machine.record.generator.endswith(protocol):
             problems.append(
                 f"{machine} has {machine.record.generator or 'no load generator'}, and this lab speaks {protocol}: build it"
-                " there from the same revision (cargo build --release -p ringlab-load), and start its `ringlab worker` again"
+                " there from the same revision (in its folder lab: cargo build --release -p ringlab-load), and start its"
+                " `ringlab worker` again"
             )
     return problems

@@ -63,9 +63,12 @@ pub(super) unsafe fn hide(context: *mut ffi::PyObject) {
 }
 
 /// Whether a context is hidden. Nobody but `hide` makes the collector forget a context.
+///
+/// # Safety
+/// The GIL is held, and `context` is alive.
 #[inline]
 unsafe fn is_hidden(context: *mut ffi::PyObject) -> bool {
-    // SAFETY: the GIL is held, and `context` is alive, which is the contract of those who call this.
+    // SAFETY: the GIL is held, and `context` is alive, which is the function's contract.
     unsafe { ffi::PyContext_CheckExact(context) != 0 && ffi::PyObject_GC_IsTracked(context) == 0 }
 }
 
