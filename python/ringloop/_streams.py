@@ -1,12 +1,32 @@
 """Streams: asyncio's own objects, whose methods that run per read and per write are native.
 
-A connection that asyncio's `open_connection`, `start_server` and their like make has asyncio's `StreamReader` and `StreamWriter`.
+The life of a server's connection (`start_server`, `start_unix_server`):
 
-A server's connections are made by a function of `start_server`'s, which `for_server` recognizes and replaces: theirs have classes with
-slots, which take less memory. Everywhere else the objects exist when they come to us. A transport gives the reader the class below when
-it is given the protocol. The writer is made later, by `open_connection` itself, which calls nothing of ours afterwards: it gets its class
-in its first `drain`, which asks the reader for its exception. Subclasses of asyncio's classes stay what they are, and so does everything
-in debug mode.
+1. asyncio's function passes a factory of protocols to `loop.create_server`. `for_server` recognizes that factory and returns one of ours.
+2. For each connection, `_make` makes a `ServerReader` and a `ServerProtocol`. Their attributes are slots, which take less memory.
+3. `ServerProtocol.connection_made` makes the `ServerWriter`, calls the user's function and makes its task.
+4. When the task has ended, `_on_done` runs asyncio's own callback, and `connection_lost` says how the connection ended.
+
+The life of a client's connection (`open_connection`), and of a server's whose protocol is asyncio's:
+
+1. asyncio makes the reader and the protocol. When a transport is given that protocol, `adopt` gives the reader the class below.
+2. asyncio makes the writer, and calls nothing of ours afterwards. The first `drain` asks the reader for its exception: there
+   `_adopt_writer` gives the writer its class.
+
+What this relies on, where CPython has it, and which test of tests/compatibility/test_native_streams.py fails first when that changes:
+
+- The factory is a function called `factory` inside `start_server`, with the free variables `client_connected_cb`, `limit` and `loop`
+  (`_FACTORIES`): `test_streams_are_asyncio_s_and_native`.
+- All state of a reader, writer and protocol is in their `__dict__` right after they were made (`__slots__` of the three classes):
+  `test_a_server_s_streams_have_attributes_of_their_users`.
+- `StreamWriter.drain` calls `exception` of its reader, and its frame has `self` (`_DRAIN`):
+  `test_a_client_s_writer_is_native_from_its_first_drain_on`.
+- The callback of a task is a function called `callback` inside `StreamReaderProtocol.connection_made`, whose free variables are `self`
+  and `transport` (`_CALLBACK`): `test_a_server_s_task_ends_as_asyncio_s`.
+- Instances of asyncio's classes accept a subclass without slots of its own as `__class__`: `test_a_plain_callback_gets_a_native_writer`.
+
+Where one of these doesn't hold, where the user has put something in the place of a class or method, for subclasses and in debug mode,
+the objects stay asyncio's, which are slower. On a CPython that was never tested, those of servers do.
 """
 
 from __future__ import annotations
@@ -214,6 +234,7 @@ _CONNECTION_MADE = (
     _Protocol.connection_made if getattr(_Protocol.connection_made, "__globals__", None) is vars(streams) else None
 )
 _CALLBACK: Any = _code_in(_CONNECTION_MADE, "callback")
+_IS_KNOWN = {*getattr(_CALLBACK, "co_freevars", ("unknown",))} <= {"self", "transport"}
 # Python 3.11 does, since streams have `start_tls`.
 _KEEPS_WRITER = "_stream_writer" in vars(_protocol)
 # Python 3.14 does, also for callbacks that are no coroutine functions.
@@ -240,12 +261,15 @@ def for_server(factory: Callable[[], Any]) -> Callable[[], Any]:
     """Return the factory of a server's protocols: for that of asyncio's streams, the same with classes of ours."""
     if (
         not _platform.IS_TESTED
+        or not _IS_KNOWN
         or type(factory) is not FunctionType
         or all(factory.__code__ is not it for it in _FACTORIES)
     ):
         return factory
     values = dict(zip(factory.__code__.co_freevars, factory.__closure__ or (), strict=True))
     values = {name: cell.cell_contents for name, cell in values.items()}
+    if not {"client_connected_cb", "limit", "loop"} <= values.keys():
+        return factory
     return functools.partial(_make, factory, values["client_connected_cb"], values["limit"], values["loop"])
 
 

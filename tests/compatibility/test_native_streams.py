@@ -295,6 +295,22 @@ def test_streams_are_asyncio_s_and_native(loop):
     loop.run_until_complete(main())
 
 
+def test_a_factory_that_is_not_as_known_is_left_as_it_is(monkeypatch):
+    client_connected_cb, limit, loop, other = print, 10, None, None
+
+    def factory():
+        return client_connected_cb, limit, loop
+
+    def changed():
+        return client_connected_cb, limit, other
+
+    monkeypatch.setattr(_streams, "_FACTORIES", [factory.__code__, changed.__code__])
+    assert _streams.for_server(factory) is not factory
+    assert _streams.for_server(changed) is changed
+    monkeypatch.setattr(_streams, "_IS_KNOWN", False)
+    assert _streams.for_server(factory) is factory
+
+
 def test_debug_mode_keeps_asyncio_s_classes(loop):
     loop.set_debug(True)
 
