@@ -479,6 +479,7 @@ class DatagramTransport:
         extra: dict[str, Any],
         header_size: int,
         sends_empty: bool,
+        forgets_size: bool,
         lent: bool = False,
     ) -> Self: ...
     @property

@@ -19,6 +19,8 @@ _Asyncio: Any = selector_events._SelectorDatagramTransport  # type: ignore[attr-
 # Since Python 3.13, empty datagrams are sent rather than dropped, and each datagram counts with its header in the write buffer.
 _SENDS_EMPTY = sys.version_info >= (3, 13)
 _HEADER_SIZE = 8 if _SENDS_EMPTY else 0
+# So since Python 3.15.
+_FORGETS_SIZE = "_buffer_size" in selector_events._SelectorTransport._force_close.__code__.co_names
 
 _FAMILIES = (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX)
 
@@ -59,7 +61,9 @@ class DatagramTransport(_core.DatagramTransport):
                 extra["peername"] = sock.getpeername()
             except OSError:
                 extra["peername"] = None
-        return super().__new__(cls, loop, sock, protocol, address, extra, _HEADER_SIZE, _SENDS_EMPTY, lent)
+        return super().__new__(
+            cls, loop, sock, protocol, address, extra, _HEADER_SIZE, _SENDS_EMPTY, _FORGETS_SIZE, lent
+        )
 
     def __init__(
         self,

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import asyncio.coroutines
 import errno
+import fcntl
 import inspect
 import logging
 import os
 import socket
 import stat
+import sys
+import termios
 import threading
 import urllib.parse
 from asyncio import Task, constants, tasks
@@ -85,6 +88,15 @@ def unsent(transport: asyncio.WriteTransport) -> int:
     if protocol is not transport and protocol._transport is not None:
         size += protocol._transport.get_write_buffer_size()
     return size
+
+
+def queued(transport: asyncio.BaseTransport) -> int:
+    """Return the number of bytes that the kernel has taken from a connection, and its peer has not."""
+    sock = transport.get_extra_info("socket")
+    try:
+        return int.from_bytes(fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+    except (AttributeError, ValueError, OSError):  # closed, or no socket
+        return 0
 
 
 # A file up to this size is read, to be sent together with the head.

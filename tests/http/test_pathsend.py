@@ -500,6 +500,40 @@ def test_a_client_that_reads_slowly(arm, loop, folder, secured):
     run(loop, test())
 
 
+def test_a_client_that_reads_little_at_a_time(arm, loop, folder, secured):
+    """A socket has room again when a third of its buffer is sent. That may take longer than the time limit."""
+    timeout = 0.3
+    path = folder / "file"
+    with path.open("wb") as file:
+        file.truncate(Slow.SIZE)
+
+    async def attempt(server):
+        """Return whether the client took something in time each time; it was served all the while then."""
+        slowest = 0
+        async with server.client() as client:
+            support.keep_receive_buffer_small(client.writer.get_extra_info("socket"))
+            client.write(GET)
+            for _ in range(40):  # five times the limit
+                begun = loop.time()
+                await asyncio.sleep(timeout / 8)
+                chunk = await client.reader.read(16384)
+                slowest = max(slowest, loop.time() - begun)
+                if not chunk:
+                    assert slowest > timeout / 4
+                    return False
+        return True
+
+    async def test():
+        application = serving_file(str(path), length(Slow.SIZE))
+        async with FileServer(arm, application, secured, timeout_write=timeout) as server:
+            # A machine that stands still makes the client late.
+            while not await attempt(server):
+                pass
+            await until_closed(server)
+
+    run(loop, test())
+
+
 @pytest.mark.parametrize("way", ["task", "timeout"])
 def test_a_send_that_is_cancelled(arm, loop, folder, secured, way):
     """The rest of the file can't be sent: the connection ends."""

@@ -22,7 +22,13 @@ runpy.run_module("ringloop", run_name="__main__", alter_sys=True)
 def run(arm, *arguments, before="", **environment):
     """Run the module with arguments, in this environment, after some code."""
     # Whatever the environment of the tests says.
-    environment = {"RINGLOOP_BACKEND": None, "RINGLOOP_BUSY_POLL": None, "RINGLOOP_TEST_LOOPS": None, **environment}
+    environment = {
+        "RINGLOOP_BACKEND": None,
+        "RINGLOOP_BUSY_POLL": None,
+        "RINGLOOP_TEST_LOOPS": None,
+        "RINGLOOP_TEST_EXAMPLES": None,
+        **environment,
+    }
     return support.run_child(
         MODULE.format(before=before), arm, *arguments, env=environment, python_flags=("-W", "error")
     )

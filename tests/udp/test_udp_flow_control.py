@@ -108,6 +108,24 @@ def test_abort_drops_what_is_buffered(loop):
         assert drain(peer) == expected
 
 
+def test_the_size_of_the_buffer_after_an_abort(loop_factory):
+    """Python 3.15 forgets it, and the ones before keep it."""
+
+    def body(loop):
+        ours, peer, _ = full_pair()
+        with peer:
+            transport, _ = endpoint(loop, sock=ours)
+            for number in range(10):
+                transport.sendto(b"%d" % number)
+            before = transport.get_write_buffer_size()
+            transport.abort()
+            after = transport.get_write_buffer_size()
+            loop.run_until_complete(turns(5))
+            return before, after, transport.get_write_buffer_size()
+
+    same_as_asyncio(body, loop_factory)
+
+
 def test_close_and_then_abort(loop):
     ours, peer, _ = full_pair()
     with peer:

@@ -72,6 +72,8 @@ struct State {
     /// How many bytes each datagram adds to the size of the buffer, besides its content.
     header_size: usize,
     sends_empty: bool,
+    /// The size of the buffer is zero once the transport is aborted.
+    forgets_size: bool,
     undelivered: VecDeque<Incoming>,
     /// A read is queued for the next turn.
     queued: bool,
@@ -91,10 +93,10 @@ pub(crate) struct DatagramTransport {
 #[pymethods]
 impl DatagramTransport {
     /// `header_size` is how many bytes each datagram adds to the size of the write buffer, besides its content.
-    /// `sends_empty` tells whether `sendto` sends empty datagrams, or drops them. Both depend on the Python version. A
-    /// `lent` socket was passed in by the user.
+    /// `sends_empty` tells whether `sendto` sends empty datagrams, or drops them, and `forgets_size` whether the size of the
+    /// buffer is zero after an abort. All three depend on the Python version. A `lent` socket was passed in by the user.
     #[new]
-    #[pyo3(signature = (event_loop, sock, protocol, address, extra, header_size, sends_empty, lent=false))]
+    #[pyo3(signature = (event_loop, sock, protocol, address, extra, header_size, sends_empty, forgets_size, lent=false))]
     #[allow(
         clippy::too_many_arguments,
         reason = "they are those of a Python class"
@@ -107,6 +109,7 @@ impl DatagramTransport {
         extra: &Bound<'_, PyDict>,
         header_size: usize,
         sends_empty: bool,
+        forgets_size: bool,
         lent: bool,
     ) -> PyResult<Self> {
         let py = event_loop.py();
@@ -137,6 +140,7 @@ impl DatagramTransport {
                 buffer_size: 0,
                 header_size,
                 sends_empty,
+                forgets_size,
                 undelivered: VecDeque::new(),
                 queued: false,
                 delivering: false,
@@ -294,6 +298,9 @@ impl DatagramTransport {
             state.attachment.closing = true;
             state.lost += 1;
             state.blocked = false;
+            if state.forgets_size && !state.buffer.is_empty() {
+                state.buffer_size = 0;
+            }
             (
                 std::mem::take(&mut state.buffer),
                 std::mem::take(&mut state.undelivered),

@@ -34,7 +34,7 @@ names! {
     "http.response.start" "http.response.trailers" "http_version" "is_closing" "is_reading" "join" "layout"
     "log_access" "log_slow_transport" "logger" "loop" "make_handle" "message" "method" "more_body" "more_trailers" "msg"
     "os"
-    "path" "pause_reading" "peername" "pending" "protocol" "query_string" "raw" "raw_path" "read" "readexactly"
+    "path" "pause_reading" "peername" "pending" "protocol" "query_string" "queued" "raw" "raw_path" "read" "readexactly"
     "readline" "readuntil" "reason" "recv" "recv_into" "recvfrom" "recvfrom_into" "refuse_datagram"
     "report_callback_error" "report_transport_error" "result" "resume_reading" "ringloop._http" "ringloop._metrics"
     "ringloop._support" "root_path" "run" "run_timed" "scheme" "send" "send_path" "sendto" "server" "set_exception"

@@ -50,7 +50,11 @@ struct State {
 #[derive(Clone, Copy)]
 pub(super) struct Sent {
     written: u64,
+    /// Bytes that the kernel has not taken.
     unsent: usize,
+    /// Bytes that it has taken, and the peer has not. A socket is writable again only when a third of them is gone, which
+    /// may take a slow peer longer than its deadline.
+    queued: usize,
 }
 
 impl Sent {
@@ -58,11 +62,16 @@ impl Sent {
     pub(super) const UNKNOWN: Self = Self {
         written: 0,
         unsent: usize::MAX / 2,
+        queued: 0,
     };
+
+    fn left(self) -> u64 {
+        self.unsent as u64 + self.queued as u64
+    }
 
     /// Whether the peer has taken something since.
     fn has_grown_to(self, now: Self) -> bool {
-        (now.unsent as u64) < self.unsent as u64 + (now.written - self.written)
+        now.left() < self.left() + (now.written - self.written)
     }
 }
 
@@ -412,7 +421,8 @@ impl Link {
         if sent.unsent == 0 {
             return Ok(());
         }
-        self.set_write_deadline(py, sent)
+        let queued = self.queued(py)?;
+        self.set_write_deadline(py, Sent { queued, ..sent })
     }
 
     /// Sets a deadline for the peer to take something, unless there is one.
@@ -434,7 +444,11 @@ impl Link {
     /// Aborts the connection if its peer has not read anything.
     pub(super) fn on_write_deadline(&self, py: Python<'_>) -> PyResult<()> {
         let before = self.state.get_mut(py).write_deadline.take();
-        let now = self.sent(py)?;
+        let queued = self.queued(py)?;
+        let now = Sent {
+            queued,
+            ..self.sent(py)?
+        };
         match before {
             _ if now.unsent == 0 => Ok(()),
             Some(before) if !before.has_grown_to(now) => self.abort(py),
@@ -463,7 +477,19 @@ impl Link {
         Ok(Sent {
             written,
             unsent: unsent + collected,
+            queued: 0,
         })
+    }
+
+    /// Returns how many bytes the kernel holds that the peer has not taken.
+    fn queued(&self, py: Python<'_>) -> PyResult<usize> {
+        let Some(transport) = self.state.get(py).transport.clone_ref_opt(py) else {
+            return Ok(0);
+        };
+        support::http(py)?
+            .getattr(intern!(py, "queued"))?
+            .call1((transport,))?
+            .extract()
     }
 
     /// Whether something was not sent yet.
