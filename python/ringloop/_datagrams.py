@@ -20,7 +20,7 @@ _Asyncio: Any = selector_events._SelectorDatagramTransport  # type: ignore[attr-
 _SENDS_EMPTY = sys.version_info >= (3, 13)
 _HEADER_SIZE = 8 if _SENDS_EMPTY else 0
 # So since Python 3.15.
-_FORGETS_SIZE = "_buffer_size" in selector_events._SelectorTransport._force_close.__code__.co_names
+_FORGETS_SIZE = "_buffer_size" in selector_events._SelectorTransport._force_close.__code__.co_names  # type: ignore[attr-defined]
 
 _FAMILIES = (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX)
 
