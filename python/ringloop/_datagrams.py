@@ -20,7 +20,8 @@ _Asyncio: Any = selector_events._SelectorDatagramTransport  # type: ignore[attr-
 _SENDS_EMPTY = sys.version_info >= (3, 13)
 _HEADER_SIZE = 8 if _SENDS_EMPTY else 0
 # So since Python 3.15.
-_FORGETS_SIZE = "_buffer_size" in selector_events._SelectorTransport._force_close.__code__.co_names  # type: ignore[attr-defined]
+_force_close: Any = selector_events._SelectorTransport._force_close  # type: ignore[attr-defined]
+_FORGETS_SIZE = "_buffer_size" in getattr(getattr(_force_close, "__code__", None), "co_names", ())
 
 _FAMILIES = (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX)
 
