@@ -80,17 +80,22 @@ pub(crate) enum Answer {
     Dawdle,
 }
 
+/// Sends back everything as it comes, after `change` has seen it.
+pub(crate) fn echo(mut stream: impl Read + Write, change: impl Fn(&mut [u8])) -> io::Result<()> {
+    let mut buffer = vec![0; 64 * 1024];
+    loop {
+        let bytes = stream.read(&mut buffer)?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        change(&mut buffer[..bytes]);
+        stream.write_all(&buffer[..bytes])?;
+    }
+}
+
 /// Sends back everything as it comes.
 pub(crate) fn echo_server() -> SocketAddr {
-    server(|mut stream, _| {
-        let mut buffer = vec![0; 64 * 1024];
-        loop {
-            match stream.read(&mut buffer)? {
-                0 => return Ok(()),
-                bytes => stream.write_all(&buffer[..bytes])?,
-            }
-        }
-    })
+    server(|stream, _| echo(stream, |_| ()))
 }
 
 pub(crate) const RIGHT_RESPONSE: &str =

@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::{env, fs, process};
 
 use crate::common::{
-    Answer, RIGHT_RESPONSE, assert_only_failure, flawless, http_server, result, run, server, text,
+    Answer, RIGHT_RESPONSE, assert_only_failure, echo, flawless, http_server, result, run, server,
+    text,
 };
 
 const BRIEFLY: [&str; 6] = ["--warm-up", "0.1", "--window", "0.3", "--connections", "3"];
@@ -189,16 +190,7 @@ fn tls_echo_server(change: fn(&mut [u8])) -> (SocketAddr, String) {
     let (config, certificate) = tls_config(&[]);
     let address = server(move |stream, _| {
         let session = rustls::ServerConnection::new(Arc::clone(&config)).unwrap();
-        let mut stream = rustls::StreamOwned::new(session, stream);
-        let mut buffer = vec![0; 64 * 1024];
-        loop {
-            let bytes = stream.read(&mut buffer)?;
-            if bytes == 0 {
-                return Ok(());
-            }
-            change(&mut buffer[..bytes]);
-            stream.write_all(&buffer[..bytes])?;
-        }
+        echo(rustls::StreamOwned::new(session, stream), change)
     });
     (address, certificate)
 }

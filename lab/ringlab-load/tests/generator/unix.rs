@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::{env, fs, process, thread};
 
-use crate::common::{RIGHT_RESPONSE, assert_only_failure, flawless, result, run, text};
+use crate::common::{RIGHT_RESPONSE, assert_only_failure, echo, flawless, result, run, text};
 
 const BRIEFLY: [&str; 4] = ["--warm-up", "0.1", "--window", "0.3"];
 
@@ -44,19 +44,6 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.0);
-    }
-}
-
-/// Sends back everything, after `change` has seen it.
-fn echo(mut stream: UnixStream, change: impl Fn(&mut [u8])) -> io::Result<()> {
-    let mut buffer = vec![0; 64 * 1024];
-    loop {
-        let bytes = stream.read(&mut buffer)?;
-        if bytes == 0 {
-            return Ok(());
-        }
-        change(&mut buffer[..bytes]);
-        stream.write_all(&buffer[..bytes])?;
     }
 }
 
