@@ -65,13 +65,11 @@ impl Sent {
         queued: 0,
     };
 
-    fn left(self) -> u64 {
-        self.unsent as u64 + self.queued as u64
-    }
-
-    /// Whether the peer has taken something since.
+    /// Whether the peer has taken something since: from the kernel, or so much that the kernel has taken more.
     fn has_grown_to(self, now: Self) -> bool {
-        now.left() < self.left() + (now.written - self.written)
+        let written = now.written - self.written;
+        let all = |sent: Self| sent.unsent as u64 + sent.queued as u64;
+        (now.unsent as u64) < self.unsent as u64 + written || all(now) < all(self) + written
     }
 }
 
@@ -417,12 +415,11 @@ impl Link {
     /// Gives the peer a limited time for each part of what is not sent yet. Nobody tells when it is all sent: that is
     /// looked at when the time is over.
     pub(super) fn watch_unsent(&self, py: Python<'_>) -> PyResult<()> {
-        let sent = self.sent(py)?;
-        if sent.unsent == 0 {
+        if self.state.get(py).write_deadline.is_some() || !self.has_unsent(py)? {
             return Ok(());
         }
-        let queued = self.queued(py)?;
-        self.set_write_deadline(py, Sent { queued, ..sent })
+        let progress = self.progress(py)?;
+        self.set_write_deadline(py, progress)
     }
 
     /// Sets a deadline for the peer to take something, unless there is one.
@@ -444,25 +441,31 @@ impl Link {
     /// Aborts the connection if its peer has not read anything.
     pub(super) fn on_write_deadline(&self, py: Python<'_>) -> PyResult<()> {
         let before = self.state.get_mut(py).write_deadline.take();
-        let queued = self.queued(py)?;
-        let now = Sent {
-            queued,
-            ..self.sent(py)?
-        };
+        let now = self.progress(py)?;
         match before {
             _ if now.unsent == 0 => Ok(()),
             Some(before) if !before.has_grown_to(now) => self.abort(py),
-            _ => self.watch_unsent(py),
+            _ => self.set_write_deadline(py, now),
         }
     }
 
-    fn sent(&self, py: Python<'_>) -> PyResult<Sent> {
-        let (socket, transport, written, collected) = {
+    /// How far the output has got, for a deadline.
+    fn progress(&self, py: Python<'_>) -> PyResult<Sent> {
+        let unsent = self.unsent(py)?;
+        Ok(Sent {
+            written: self.state.get(py).written,
+            unsent,
+            queued: self.queued(py)?,
+        })
+    }
+
+    /// Returns how many bytes the kernel has not taken.
+    fn unsent(&self, py: Python<'_>) -> PyResult<usize> {
+        let (socket, transport, collected) = {
             let state = self.state.get(py);
             (
                 state.socket.clone_ref_opt(py),
                 state.transport.clone_ref_opt(py),
-                state.written,
                 state.output.len(),
             )
         };
@@ -474,11 +477,7 @@ impl Link {
                 .extract()?,
             (None, None) => 0,
         };
-        Ok(Sent {
-            written,
-            unsent: unsent + collected,
-            queued: 0,
-        })
+        Ok(unsent + collected)
     }
 
     /// Returns how many bytes the kernel holds that the peer has not taken.
@@ -494,7 +493,7 @@ impl Link {
 
     /// Whether something was not sent yet.
     pub(super) fn has_unsent(&self, py: Python<'_>) -> PyResult<bool> {
-        Ok(self.sent(py)?.unsent > 0)
+        Ok(self.unsent(py)? > 0)
     }
 }
 
