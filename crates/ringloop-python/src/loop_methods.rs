@@ -16,7 +16,7 @@ use ringloop::busy_poll::UnknownBusyPoll;
 use ringloop::{BusyPoll, ReactorConfig};
 use ringloop_driver::{BackendChoice, UnknownBackend};
 
-use self::fast_calls::{loop_keyword, vectorcall};
+use self::fast_calls::loop_keyword;
 use crate::buffers::{FileSending, Received};
 use crate::event_loop::Loop;
 use crate::files::{self, FileOperation};
@@ -99,7 +99,7 @@ impl Loop {
         static FUTURE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
         let py = slf.py();
         let class = support::class(py, &FUTURE, "asyncio.futures", "Future")?;
-        vectorcall(class, &[slf.as_ptr()], 0, Some(loop_keyword(py)?))
+        objects::call(class, [slf.as_any()], Some(loop_keyword(py)?))
     }
 
     /// Queues one of asyncio's own handles (debug mode, signals).

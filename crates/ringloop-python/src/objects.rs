@@ -131,6 +131,35 @@ pub(crate) unsafe fn tuple_from_borrowed(items: &[*mut ffi::PyObject]) -> *mut f
     }
 }
 
+/// `callable(*arguments)` with one keyword argument for each of `names`, which come last in `arguments`.
+pub(crate) fn call<'py, const N: usize>(
+    callable: &Bound<'py, PyAny>,
+    arguments: [&Bound<'py, PyAny>; N],
+    names: Option<&Bound<'py, PyTuple>>,
+) -> PyResult<Bound<'py, PyAny>> {
+    // SAFETY: the GIL is held (`'py`), and the caller keeps the arguments for the length of the call.
+    unsafe { vectorcall(callable, &arguments.map(Bound::as_ptr), names) }
+}
+
+/// As `call`, for borrowed objects.
+///
+/// # Safety
+/// The GIL is held, and every argument is alive for the length of the call.
+pub(crate) unsafe fn vectorcall<'py>(
+    callable: &Bound<'py, PyAny>,
+    arguments: &[*mut ffi::PyObject],
+    names: Option<&Bound<'py, PyTuple>>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let positional = arguments.len() - names.map_or(0, PyTupleMethods::len);
+    let names = names.map_or(std::ptr::null_mut(), Bound::as_ptr);
+    // SAFETY: the GIL is held, and the arguments are alive, which is the function's contract.
+    unsafe {
+        let result =
+            ffi::PyObject_Vectorcall(callable.as_ptr(), arguments.as_ptr(), positional, names);
+        Bound::from_owned_ptr_or_err(callable.py(), result)
+    }
+}
+
 pub(crate) fn list<'py>(
     py: Python<'py>,
     items: impl IntoIterator<Item = impl IntoPyObject<'py>>,

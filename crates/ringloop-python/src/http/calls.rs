@@ -2,33 +2,12 @@
 
 #![allow(unsafe_code)]
 
-use std::ptr;
-
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
 use crate::names::intern;
 use crate::support;
-
-/// `callable(*arguments)` with one keyword argument for each of `names`, which come last in `arguments`.
-pub(super) fn call<'py>(
-    callable: &Bound<'py, PyAny>,
-    arguments: &[*mut ffi::PyObject],
-    names: Option<&Bound<'py, PyTuple>>,
-) -> PyResult<Bound<'py, PyAny>> {
-    let positional = arguments.len() - names.map_or(0, PyTupleMethods::len);
-    // SAFETY: the GIL is held; the caller's arguments are live objects for the length of the call.
-    unsafe {
-        let result = ffi::PyObject_Vectorcall(
-            callable.as_ptr(),
-            arguments.as_ptr(),
-            positional,
-            names.map_or(ptr::null_mut(), Bound::as_ptr),
-        );
-        Bound::from_owned_ptr_or_err(callable.py(), result)
-    }
-}
 
 /// A copy of a context, to run something in.
 pub(super) fn copy_of_context<'py>(context: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {

@@ -19,6 +19,7 @@ use ringloop_http::websocket::{AcceptError, Handshake, SendError};
 use self::response::Trailers;
 pub(super) use self::response::{Progress, response_error};
 use super::counters::Begun;
+use super::link::Link;
 use super::message::Fields;
 use super::service::{self, HttpService};
 use super::websocket::WebSocket;
@@ -32,8 +33,8 @@ pub(super) trait Protocol: Sync {
     /// Whether a connection carries several exchanges at a time.
     fn is_multiplexed(&self) -> bool;
 
-    /// Whether nothing can be sent any more.
-    fn is_closing(&self, connection: &Bound<'_, PyAny>) -> bool;
+    /// The connection's transport.
+    fn link<'a>(&self, connection: &'a Bound<'_, PyAny>) -> PyResult<&'a Link>;
 
     /// Whether the client has to read before more is sent.
     fn is_full(&self, exchange: &Exchange, connection: &Bound<'_, PyAny>) -> bool;
@@ -108,17 +109,6 @@ pub(super) trait Protocol: Sync {
         connection: &Bound<'_, PyAny>,
         content: &Bound<'_, PyBytes>,
     ) -> PyResult<()>;
-
-    /// The transport, if it can send files.
-    fn socket<'py>(&self, connection: &Bound<'py, PyAny>) -> Option<Bound<'py, SocketTransport>>;
-
-    /// Has the kernel send bytes of a file; see `SocketTransport::start_file`.
-    fn start_file(
-        &self,
-        connection: &Bound<'_, PyAny>,
-        file: std::os::fd::RawFd,
-        count: usize,
-    ) -> PyResult<Option<Py<PyAny>>>;
 
     /// The response is complete.
     fn on_complete(
@@ -567,7 +557,7 @@ impl Exchange {
 
     /// The transport that can send files by sendfile(2), if it is one.
     fn _socket<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, SocketTransport>>> {
-        Ok(self.protocol.socket(&self.open_connection(py)?))
+        Ok(self.protocol.link(&self.open_connection(py)?)?.socket(py))
     }
 
     /// Begins to send a file as the body: sends the head, and `content` if that is all of the file. Returns how many of
@@ -590,7 +580,7 @@ impl Exchange {
         count: usize,
     ) -> PyResult<Option<Py<PyAny>>> {
         let connection = self.open_connection(py)?;
-        self.protocol.start_file(&connection, file, count)
+        self.protocol.link(&connection)?.start_file(py, file, count)
     }
 
     /// Whether the response goes out on a stream of HTTP/2.

@@ -83,18 +83,18 @@ fn make_task<'py>(
     }
     let (class, names) = service.task_class(py)?;
     let eager = pyo3::types::PyBool::new(py, true);
-    let arguments = [
-        request.as_ptr(),
-        event_loop.as_ptr(),
-        context.as_ptr(),
-        eager.as_ptr(),
-    ];
+    let (request, context) = (request.as_any(), context.as_any());
     if python_is_at_least(12) {
-        return calls::call(&class, &arguments, Some(&names));
+        let arguments = [request, event_loop.as_any(), context, eager.as_any()];
+        return objects::call(&class, arguments, Some(&names));
     }
     // The task has queued its first step, as the last of all. Nothing else runs in between.
     let queued = event_loop.get().queue.get(py).ready.len();
-    let task = calls::call(&class, &arguments[..3], Some(&names))?;
+    let task = objects::call(
+        &class,
+        [request, event_loop.as_any(), context],
+        Some(&names),
+    )?;
     let step = if runs_task(service, py, &event_loop)? {
         None
     } else {
@@ -199,8 +199,8 @@ impl Request {
         let py = slf.py();
         let (receive, send) = awaitable::channels(slf)?;
         let application = slf.as_super().get().service(py)?.get().application(py)?;
-        let arguments = [scope.as_ptr(), receive.as_ptr(), send.as_ptr()];
-        let given = calls::call(&application, &arguments, None)?;
+        let arguments = [scope.as_any(), receive.as_any(), send.as_any()];
+        let given = objects::call(&application, arguments, None)?;
         drop((scope, receive, send));
         let coroutine = calls::coroutine_of(given)?;
         this.state.get_mut(py).coroutine = Some(coroutine.unbind());
@@ -410,15 +410,7 @@ impl Request {
     }
 
     fn __clear__(&self, py: Python<'_>) {
-        let dropped = {
-            let mut state = self.state.get_mut(py);
-            (
-                std::mem::replace(&mut state.application, Application::Over),
-                state.coroutine.take(),
-                state.task.take(),
-            )
-        };
-        drop(dropped);
+        self.forget_application(py);
     }
 }
 

@@ -23,26 +23,6 @@ use crate::watching;
 /// Up to here, a float holds every integer exactly.
 const EXACT_INTEGERS: f64 = (1_u64 << f64::MANTISSA_DIGITS) as f64;
 
-/// Calls `callable` with `positional` arguments first and one keyword argument per name after.
-pub(super) fn vectorcall<'py>(
-    callable: &Bound<'py, PyAny>,
-    arguments: &[*mut ffi::PyObject],
-    positional: usize,
-    names: Option<&Bound<'py, PyTuple>>,
-) -> PyResult<Bound<'py, PyAny>> {
-    let py = callable.py();
-    // SAFETY: the GIL is held; the arguments are live objects borrowed from the caller for the length of the call.
-    unsafe {
-        let result = ffi::PyObject_Vectorcall(
-            callable.as_ptr(),
-            arguments.as_ptr(),
-            positional,
-            names.map_or(ptr::null_mut(), Bound::as_ptr),
-        );
-        Bound::from_owned_ptr_or_err(py, result)
-    }
-}
-
 /// The arguments of one of the scheduling methods, still borrowed.
 struct Parsed<'a> {
     /// `delay`, `when` or `fd`, where the method takes one before the callback.
@@ -300,12 +280,9 @@ unsafe extern "C" fn create_task(
         {
             static TASK: PyOnceLock<Py<PyType>> = PyOnceLock::new();
             let class = support::class(py, &TASK, "asyncio.tasks", "Task")?;
-            return vectorcall(
-                class,
-                &[*coroutine, this.as_ptr()],
-                1,
-                Some(loop_keyword(py)?),
-            );
+            let names = Some(loop_keyword(py)?);
+            // SAFETY: the GIL is held; the caller keeps the coroutine and the loop for the length of the call.
+            return unsafe { objects::vectorcall(class, &[*coroutine, this.as_ptr()], names) };
         }
         // Names, contexts, factories: asyncio's own, called directly so that tracebacks show no frame of ours.
         static BASE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
@@ -314,7 +291,8 @@ unsafe extern "C" fn create_task(
         let _sleeps_at_exit = SleepsAtExit::new();
         let mut all = vec![this.as_ptr()];
         all.extend_from_slice(arguments);
-        vectorcall(&function, &all, positional as usize + 1, names.as_ref())
+        // SAFETY: the GIL is held; the caller keeps the loop and the arguments for the length of the call.
+        unsafe { objects::vectorcall(&function, &all, names.as_ref()) }
     })
 }
 

@@ -1,7 +1,5 @@
 //! HTTP/1, as exchanges see it.
 
-use std::os::fd::RawFd;
-
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use ringloop_http::ResponseError;
@@ -9,10 +7,10 @@ use ringloop_http::h1::{Framed, ParkedHead};
 
 use super::Connection;
 use crate::http::exchange::{Exchange, FileBegun, FileStart, Part, Protocol, response_error};
+use crate::http::link::Link;
 use crate::http::message::Fields;
 use crate::http::service::HttpService;
 use crate::objects;
-use crate::transport::SocketTransport;
 
 pub(super) struct Http1;
 
@@ -30,8 +28,8 @@ impl Protocol for Http1 {
         false
     }
 
-    fn is_closing(&self, object: &Bound<'_, PyAny>) -> bool {
-        connection(object).map_or(true, |it| it.get().link.is_closing(it.py()))
+    fn link<'a>(&self, object: &'a Bound<'_, PyAny>) -> PyResult<&'a Link> {
+        Ok(&connection(object)?.get().link)
     }
 
     fn is_full(&self, _: &Exchange, object: &Bound<'_, PyAny>) -> bool {
@@ -228,23 +226,6 @@ impl Protocol for Http1 {
         let connection = connection(object)?;
         let link = &connection.get().link;
         link.write(connection, b"", Some(content), b"")
-    }
-
-    fn socket<'py>(&self, object: &Bound<'py, PyAny>) -> Option<Bound<'py, SocketTransport>> {
-        let connection = connection(object).ok()?;
-        connection.get().link.socket(connection.py())
-    }
-
-    fn start_file(
-        &self,
-        object: &Bound<'_, PyAny>,
-        file: RawFd,
-        count: usize,
-    ) -> PyResult<Option<Py<PyAny>>> {
-        connection(object)?
-            .get()
-            .link
-            .start_file(object.py(), file, count)
     }
 
     fn on_complete(

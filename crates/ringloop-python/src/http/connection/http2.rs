@@ -3,7 +3,6 @@
 //! Events become requests, and what the requests send goes back. Output is collected: what is sent while events are handled
 //! goes out in one write at their end.
 
-use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -20,14 +19,13 @@ use crate::http::counters::Begun;
 use crate::http::deadlines::Kind;
 use crate::http::exchange::{Exchange, FileBegun, FileStart, Part, Protocol, response_error};
 use crate::http::h2::{Http2, Open, Stream};
-use crate::http::link::Sent;
+use crate::http::link::{Link, Sent};
 use crate::http::message::Fields;
 use crate::http::scope::Template;
 use crate::http::service::HttpService;
 use crate::names::intern;
 use crate::objects;
 use crate::receiver::Input;
-use crate::transport::SocketTransport;
 
 /// Error codes (RFC 9113, section 7).
 const NO_ERROR: u32 = 0;
@@ -455,8 +453,8 @@ impl Protocol for Http2Protocol {
         true
     }
 
-    fn is_closing(&self, object: &Bound<'_, PyAny>) -> bool {
-        connection(object).map_or(true, |it| it.get().link.is_closing(it.py()))
+    fn link<'a>(&self, object: &'a Bound<'_, PyAny>) -> PyResult<&'a Link> {
+        Ok(&connection(object)?.get().link)
     }
 
     fn is_full(&self, exchange: &Exchange, object: &Bound<'_, PyAny>) -> bool {
@@ -637,23 +635,6 @@ impl Protocol for Http2Protocol {
         let driven = Connection::drive(connection(object)?);
         sent.map_err(|error| response_error(object.py(), error))?;
         driven
-    }
-
-    fn socket<'py>(&self, object: &Bound<'py, PyAny>) -> Option<Bound<'py, SocketTransport>> {
-        let connection = connection(object).ok()?;
-        connection.get().link.socket(connection.py())
-    }
-
-    fn start_file(
-        &self,
-        object: &Bound<'_, PyAny>,
-        file: RawFd,
-        count: usize,
-    ) -> PyResult<Option<Py<PyAny>>> {
-        connection(object)?
-            .get()
-            .link
-            .start_file(object.py(), file, count)
     }
 
     fn on_complete(

@@ -68,7 +68,8 @@ impl Exchange {
 
     /// Whether nothing can be sent any more.
     pub(in crate::http) fn is_closing(&self, connection: &Bound<'_, PyAny>) -> bool {
-        self.protocol.is_closing(connection)
+        let link = self.protocol.link(connection);
+        link.map_or(true, |link| link.is_closing(connection.py()))
     }
 
     /// Whether the client has to read before more is sent.
