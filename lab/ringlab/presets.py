@@ -25,12 +25,15 @@ class Preset:
 
 def read(path: Path) -> dict[str, Preset]:
     """Return the presets of a file by their names; raise Refused."""
-    known = {each.name for each in fields(Preset)}
+    needed, known = {"title", "cells"}, {each.name for each in fields(Preset)}
     found = {}
     try:
         for name, table in tomllib.loads(path.read_text()).items():
-            if not isinstance(table, dict) or not {"title", "cells"} <= table.keys() <= known:
-                raise Refused(f"{path}: [{name}] must have title and cells, and may have {', '.join(sorted(known))}")
+            if not isinstance(table, dict) or not needed <= table.keys() <= known:
+                further = ", ".join(sorted(known - needed))
+                raise Refused(f"{path}: [{name}] must have title and cells, and may have {further}")
+            if wrong := [key for key in ("cells", "targets") if not isinstance(table.get(key, []), list)]:
+                raise Refused(f"{path}: [{name}] must have a list of names as {wrong[0]}")
             goals = path.parent / table["goals"] if "goals" in table else None
             what = {"cells": tuple(table["cells"]), "targets": tuple(table.get("targets", ()))}
             found[name] = Preset(**{**table, **what, "goals": goals})

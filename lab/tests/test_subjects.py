@@ -163,9 +163,11 @@ def test_every_preset_has_cells_arms_and_goals_about_them() -> None:
         ("[a]\ntitle = 'x'\n", r"\[a\] must have title and cells"),
         (
             "[a]\ntitle = 'x'\ncells = ['echo']\ncell = 'y'\n",
-            r"\[a\] must have title and cells, and may have cells, goals",
+            r"\[a\] must have title and cells, and may have goals, options, targets$",
         ),
         ("a = 1\n", r"\[a\] must have"),
+        ("[a]\ntitle = 'x'\ncells = 'echo'\n", r"\[a\] must have a list of names as cells"),
+        ("[a]\ntitle = 'x'\ncells = ['echo']\ntargets = 'go'\n", r"\[a\] must have a list of names as targets"),
         ("[a\n", "presets.toml cannot be read"),
     ],
 )
