@@ -109,7 +109,7 @@ def test_abort_drops_what_is_buffered(loop):
 
 
 def test_the_size_of_the_buffer_after_an_abort(loop_factory):
-    """Python 3.15 forgets it, and the ones before keep it."""
+    """Python 3.15 resets it to 0; earlier ones keep it."""
 
     def body(loop):
         ours, peer, _ = full_pair()

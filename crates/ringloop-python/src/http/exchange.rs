@@ -1,11 +1,11 @@
-//! An exchange: a request with its response, and who waits for what of them.
+//! An exchange: a request with its response, and who waits for which part.
 //!
-//! It knows neither the protocol that carries it nor who answers it. [`Protocol`] is what it needs of the one: HTTP/1 and
-//! HTTP/2 implement it, beside the connection, and [`WebSocketProtocol`] what an exchange needs that has become a WebSocket.
-//! [`Answerer`] is what a connection needs of the other: a task of asyncio's for each request is one (`task`).
+//! It knows neither the protocol that carries it nor who answers it. [`Protocol`] is what it needs from the protocol: HTTP/1
+//! and HTTP/2 implement it, beside the connection. [`WebSocketProtocol`] is what it needs in addition once it has become a
+//! WebSocket. [`Answerer`] is what a connection needs from whoever answers, such as an asyncio task for each request (`task`).
 //!
-//! A class of Python's, because the connection and the answerer share it. An answerer keeps what it knows of an exchange in
-//! a class of its own, which is derived from this one.
+//! It is a Python class, because the connection and the answerer share it. An answerer keeps its own state in a class that
+//! is derived from this one.
 
 mod response;
 

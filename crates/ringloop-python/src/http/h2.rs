@@ -1,7 +1,7 @@
 //! The state of a connection that speaks HTTP/2.
 //!
-//! `ringloop_http::h2` has the frames, windows and limits. Here is which exchanges the streams belong to, and what they wait
-//! for; `connection/http2.rs` works with it.
+//! `ringloop_http::h2` has the frames, windows and limits. This module has which exchange each stream
+//! belongs to, and what it waits for; `connection/http2.rs` uses it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;

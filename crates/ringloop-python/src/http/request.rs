@@ -38,7 +38,7 @@ pub(super) struct State {
     pub(super) sent: u32,
 }
 
-/// An exchange that an application of ASGI answers. As an object of Python it is the coroutine of the task that does so
+/// An exchange that an ASGI application answers. As a Python object it is the coroutine of the task that does so
 /// (`task`).
 #[pyclass(module = "ringloop._core", name = "HttpRequest", frozen, extends = Exchange)]
 pub(super) struct Request {

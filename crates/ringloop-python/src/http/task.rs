@@ -1,4 +1,4 @@
-//! Requests are answered by tasks of asyncio's: one for each, which runs the application.
+//! Answers each request by an asyncio task that runs the application.
 //!
 //! A `Request` is the coroutine of its task. It calls the application in the task's first step, passes every step on to the
 //! application's own coroutine, and sees how that ends.

@@ -4,8 +4,8 @@
 //! Once it is accepted, the connection passes on what it receives, and `ringloop_http::websocket` makes messages of it
 //! in the receive buffer. They are queued for the application; if the queue is full, reading stops.
 //!
-//! Nothing is written here: the connection does that (`connection/websocket.rs`), and the application is spoken to in
-//! `websocket_messages`.
+//! This module writes nothing: the connection does (`connection/websocket.rs`). `websocket_messages` talks to the
+//! application.
 
 use std::collections::VecDeque;
 
