@@ -3,33 +3,78 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 import socket
 import stat
+import struct
 from typing import Any
 
 from ._errors import StartupError
 
 _FIRST_PASSED = 3  # SD_LISTEN_FDS_START of sd_listen_fds(3).
 _ATTEMPTS = 8
+_SO_ATTACH_FILTER = 26
+_DROP_SYN = b"".join(
+    struct.pack("HBBI", *instruction)
+    for instruction in (
+        (0x30, 0, 0, 13),  # ldb [13]: the flags of TCP. A filter of a TCP socket sees a packet from TCP's header on.
+        (0x54, 0, 0, 0x12),  # and #(SYN | ACK)
+        (0x15, 0, 1, 0x02),  # jeq #SYN
+        (0x06, 0, 0, 0),  # ret #0: drop the packet
+        (0x06, 0, 0, 0xFFFFFFFF),  # ret #-1: keep all of it
+    )
+)
+"""A program for Linux's packet filter (struct sock_filter of linux/filter.h): it drops what would begin a connection."""
 
 
 class Listeners:
     """Sockets, and the path of the Unix socket among them, which is removed when they are closed.
 
-    `can_be_repeated` is whether others can be bound to the same addresses: SO_REUSEPORT is set.
+    `can_be_repeated` is whether others can be bound to the same addresses: SO_REUSEPORT is set. `is_inherited` is whether
+    another process may go on to listen on the same sockets.
     """
 
-    def __init__(self, sockets: list[socket.socket], path: str | None = None, *, can_be_repeated: bool = False) -> None:
+    def __init__(
+        self,
+        sockets: list[socket.socket],
+        path: str | None = None,
+        *,
+        can_be_repeated: bool = False,
+        is_inherited: bool = False,
+    ) -> None:
         self.sockets = sockets
         self.can_be_repeated = can_be_repeated
+        self._is_inherited = is_inherited
         self._path = path
         self._identity = None if path is None else _identify(path)
+
+    def refuse_more(self) -> None:
+        """Let no more connections begin, so that all that wait in the kernel's queue can be accepted before the end.
+
+        The kernel resets those that wait at a TCP socket when it is closed. Closing is too early while they wait, and
+        accepting them doesn't end while more arrive. So the first packet of a new one is dropped: its client sends it
+        again a second later, and by then either reaches another process that listens there, or is refused. The path of
+        a Unix socket is removed, unless it is another file by now.
+        """
+        if self._is_inherited:
+            return
+        self._remove_path()
+        code = ctypes.create_string_buffer(_DROP_SYN, len(_DROP_SYN))
+        program = struct.pack("HP", len(_DROP_SYN) // 8, ctypes.addressof(code))
+        for sock in self.sockets:
+            if sock.family in (socket.AF_INET, socket.AF_INET6):
+                # Sandboxes may not have packet filters. Then some connections may be reset.
+                with contextlib.suppress(OSError):
+                    sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
 
     def close(self) -> None:
         """Close the sockets. The path is removed, unless it is another file by now."""
         close(self.sockets)
+        self._remove_path()
+
+    def _remove_path(self) -> None:
         if self._path is not None and self._identity is not None and _identify(self._path) == self._identity:
             with contextlib.suppress(OSError):
                 os.unlink(self._path)
@@ -114,7 +159,7 @@ def adopt(descriptor: int) -> Listeners:
         copy = os.dup(descriptor)
     except OSError as error:
         raise StartupError(f"{name}: {error.strerror or error}") from None
-    return Listeners([_take(copy, name)])
+    return Listeners([_take(copy, name)], is_inherited=True)
 
 
 def passed_by_systemd() -> Listeners | None:
@@ -135,7 +180,7 @@ def passed_by_systemd() -> Listeners | None:
             close(sockets)
             raise
         sockets[-1].set_inheritable(False)
-    return Listeners(sockets)
+    return Listeners(sockets, is_inherited=True)
 
 
 def _take(descriptor: int, name: str) -> socket.socket:

@@ -177,6 +177,8 @@ class Server:
         try:
             try:
                 # The kernel resets connections that wait at a socket when it is closed.
+                if self._listeners is not None:
+                    self._listeners.refuse_more()
                 for _ in range(_TURNS_TO_ACCEPT):
                     await asyncio.sleep(0)
                 self._stop_accepting()

@@ -74,6 +74,10 @@ class Parent:
     def replace(self, worker: Worker) -> None:
         """Arrange for this worker to be replaced soon."""
 
+    def all_listeners(self) -> list[Listeners]:
+        """Return what the workers listen on."""
+        return [self.listeners]
+
     def end(self, status: int = 0) -> None:
         """End all workers, and then this process."""
         self.exit_status = self.exit_status or status
@@ -110,6 +114,9 @@ class Parent:
         finally:
             for task in self._tasks:
                 task.cancel()
+            # Before the workers accept what waits, and end.
+            for listeners in self.all_listeners():
+                listeners.refuse_more()
             self.listeners.close()
             await asyncio.gather(*(self.retire(worker) for worker in list(self.workers)))
             self.log_process(f"Stopping {self.kind} process [%d]")
@@ -183,6 +190,9 @@ class Supervisor(Parent):
     def replace(self, worker: Worker) -> None:
         self.start_task(self._replace_one(worker), f"replace {worker.pid}")
 
+    def all_listeners(self) -> list[Listeners]:
+        return [self.listeners, *(place.listeners for place in self._places if place.listeners is not self.listeners)]
+
     def _add_place(self) -> None:
         place = _Place(self._listeners_of_one())
         self._places.append(place)
@@ -236,6 +246,8 @@ class Supervisor(Parent):
                 return
             attempts, vital = 0, True
             await self._attend(place)
+        if place.listeners is not self.listeners:
+            place.listeners.refuse_more()
         if place.worker is not None:
             await self.retire(place.worker)
 
