@@ -6,10 +6,10 @@ import statistics as averages
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 from hdrh.histogram import HdrHistogram
 
 from ringlab import figures, results, statistics, sweep
+from ringlab.deferred import np
 from ringlab.results import Bound, Cell, Comparison, Control, Curve, Group, Metric, Rank, Summary, Sweep, Verdict
 
 CURVE_PERCENTILES = (

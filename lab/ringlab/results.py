@@ -17,9 +17,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-import jsonschema
-
 from ringlab import Refused, __version__
+from ringlab.deferred import jsonschema
 
 SCHEMA_VERSION = 1
 DEPTH_MAX = 50

@@ -20,16 +20,20 @@ requests within a sample are not, and are never resampled.
 lab/tests/test_error_rates.py simulates runs with noise of several kinds, and counts how often equals are told apart.
 """
 
+from __future__ import annotations
+
 import functools
 import importlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import Literal, TypeGuard
+from typing import TYPE_CHECKING, Literal, TypeGuard
 
-import numpy as np
-from numpy.typing import NDArray
+from ringlab.deferred import np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 Series = Sequence[float | None]
 """One figure of one arm by round; None where it wasn't measured."""

@@ -10,14 +10,18 @@ What is found is a step only if it exceeds the noise: what two copies of one arm
 the figures are at least if some of them are bounds.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from ringlab import statistics
+from ringlab.deferred import np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 SIGNIFICANT = 0.01
 PERMUTATIONS = 1999

@@ -14,19 +14,23 @@ takes samples of different sizes, so each arm is compared by all rounds that it 
 decided by its own figures, which moves them; lab/tests/test_error_rates.py simulates by how little.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Literal
 
 from ringlab import analysis, figures, results, statistics
+from ringlab.deferred import np
 from ringlab.results import Cell, Metric, Result
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Logs = NDArray[np.float64]
+
 Kind = Literal["better", "worse", "tie", "cannot tell"]
-Logs = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

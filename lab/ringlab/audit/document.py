@@ -6,9 +6,12 @@ in a file of its own, is one code block.
 
 import re
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from markdown_it import MarkdownIt
-from markdown_it.token import Token
+from ringlab.deferred import markdown_it
+
+if TYPE_CHECKING:
+    from markdown_it.token import Token
 
 MARKDOWN_SUFFIXES = (".md", ".markdown", ".mkd", ".mdown")
 RULE_LINE = re.compile(r"^\s*-{3,}\s*$")
@@ -62,7 +65,7 @@ def mend_tables(text: str) -> str:
     return "\n".join(lines)
 
 
-def plain_text(token: Token) -> str:
+def plain_text(token: "Token") -> str:
     """Return the text of an inline token, without marks."""
     parts = []
     for child in token.children or []:
@@ -80,7 +83,7 @@ def read(text: str, name: str) -> Document:
     if not name.lower().endswith(MARKDOWN_SUFFIXES):
         document.code.append(Block(text, 1, ""))
         return document
-    tokens = MarkdownIt("commonmark").enable("table").parse(mend_tables(text))
+    tokens = markdown_it.MarkdownIt("commonmark").enable("table").parse(mend_tables(text))
     sections: list[tuple[int, str]] = []
     caption = ""
     index = 0
@@ -108,7 +111,7 @@ def read(text: str, name: str) -> Document:
     return document
 
 
-def read_table(tokens: list[Token], index: int, section: str, caption: str) -> tuple[int, Table]:
+def read_table(tokens: "list[Token]", index: int, section: str, caption: str) -> tuple[int, Table]:
     """Read the table that begins at a token; return the index of its last token, too."""
     headings: list[str] = []
     rows: list[list[str]] = []

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ringlab import __version__, figures, report
+from ringlab.deferred import jinja2
 from ringlab.report import charts
 from ringlab.results import Cell, CellVerdict, Group, Metric, Result, Sample
 
@@ -116,12 +116,12 @@ def render(results: Sequence[tuple[str, Result]]) -> str:
 
 
 @cache
-def environment() -> Environment:
+def environment() -> "jinja2.Environment":
     """Return what fills templates; all text is escaped, and a misspelt name is an error."""
-    made = Environment(
-        loader=PackageLoader("ringlab.report", "."),
+    made = jinja2.Environment(
+        loader=jinja2.PackageLoader("ringlab.report", "."),
         autoescape=True,
-        undefined=StrictUndefined,
+        undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
