@@ -203,9 +203,10 @@ def descriptors_left(count):
 def examples(count):
     """Return how many of its examples a test tries: `count` times RINGLOOP_TEST_EXAMPLES, which is 1 by default.
 
-    10 is a long search. The check tries a share of them on each interpreter but the main one.
+    10 is a long search. `make test` tries a tenth, and the check a quarter on each interpreter but the main one. Mark such a test with
+    `@pytest.mark.examples`, so that `make test-long` tries them all.
     """
-    return max(1, round(count * float(os.environ.get("RINGLOOP_TEST_EXAMPLES", "1"))))
+    return max(min(count, 3), round(count * float(os.environ.get("RINGLOOP_TEST_EXAMPLES", "1"))))
 
 
 def names_the_slowest(test):
@@ -244,6 +245,20 @@ async def turns(count):
     """Let the loop make this many turns."""
     for _ in range(count):
         await asyncio.sleep(0)
+
+
+def nested_turns(loop, count):
+    """Let the loop make this many turns within one of its callbacks.
+
+    They run what is left of the outer turn, too. asyncio's outer turn then takes as many callbacks from its queue as were there when it
+    began, and fails where there are fewer. So it gets as many that do nothing.
+    """
+    left = len(getattr(loop, "_ready", ()))
+    for _ in range(count):
+        loop.call_soon(lambda: None)
+        loop._run_once()
+    for _ in range(left):
+        loop.call_soon(lambda: None)
 
 
 async def looks(count=3):

@@ -41,6 +41,10 @@ TCP_LISTEN_STATE = "0A"
 PROBE_TIMEOUT_S = 5.0
 ACCEPT_TIMEOUT_S, ACCEPT_LOOK_S = 0.5, 0.005
 """How long a server may take to accept a connection on which it has nothing to answer, and how often that is looked up."""
+ENDING_S = 10.0
+"""How long a process that is about to end may take for the rest."""
+PF_EXITING = 0x4
+"""The flag of a thread in exit(2) (include/linux/sched.h); proc_pid_stat(5) shows it, and the kernel closes files after it is set."""
 LINES_KEPT = 10
 LINE_BYTES_MAX = 1 << 20
 """Longer lines are split: a program that prints without end must not fill the memory."""
@@ -82,6 +86,15 @@ def pin(pid: int, cpus: list[int]) -> None:
             # A kernel thread that serves the process may refuse.
             with contextlib.suppress(OSError):
                 os.sched_setaffinity(int(thread), cpus)
+
+
+def is_ending(pid: int) -> bool:
+    """Say whether a process is within exit(2)."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return True
+    return bool(int(fields[6]) & PF_EXITING)
 
 
 def free_port(host: str = HOST) -> int:
@@ -309,8 +322,11 @@ class Server:
                 raise SampleFailed(f"it didn't {waited_for} within {limit_s:g} s{self.last_words()}")
 
     def check_alive(self, when: str) -> None:
-        """Raise SampleFailed if it has ended."""
+        """Raise SampleFailed if it has ended, or is about to: its connections are closed a moment before it can be waited for."""
         code = self.process.poll()
+        if code is None and is_ending(self.pid):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = self.process.wait(ENDING_S)
         if code is not None:
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
             raise SampleFailed(f"the server {how} {when}{self.last_words()}")

@@ -15,7 +15,7 @@ import weakref
 import pytest
 
 from differential import demand_the_same
-from support import HOST, PATIENCE_S, finish, tcp_pair, turns, until
+from support import HOST, PATIENCE_S, finish, nested_turns, tcp_pair, turns, until
 from tls_support import NAME, tls_contexts
 
 # Set by the coroutine of the test at each of its steps.
@@ -349,9 +349,7 @@ class _TurnsTheLoop(Plain):
             self.seen.add(callback)
             self.far.send(b"news")
             self.take()
-            for _ in range(3):
-                self.loop.call_soon(lambda: None)
-                self.loop._run_once()
+            nested_turns(self.loop, 3)
 
     def take(self):
         """Receive at the far end what there is, so that there is room for more; return how much that was so far."""

@@ -16,6 +16,7 @@ from support import (
     Recorder,
     attach,
     looks,
+    nested_turns,
     receive_all,
     run_child,
     tcp_pair,
@@ -399,7 +400,7 @@ class _TurnsTheLoop(asyncio.Protocol, asyncio.DatagramProtocol):
         self.grown = asyncio.Event()
 
     async def reach(self, count):
-        """Wait for `count` pieces, without timers: where one is due in the same turn, asyncio's trips over the nested ones."""
+        """Wait for `count` pieces."""
         while len(self.pieces) < count:
             self.grown.clear()
             await self.grown.wait()
@@ -408,9 +409,7 @@ class _TurnsTheLoop(asyncio.Protocol, asyncio.DatagramProtocol):
         self.pieces.append(bytes(data))
         if len(self.pieces) == 1:
             self.far.send(b"second")
-            for _ in range(3):
-                self.loop.call_soon(lambda: None)
-                self.loop._run_once()
+            nested_turns(self.loop, 3)
             self.pieces.append(b"first ends")
         self.grown.set()
 
@@ -454,9 +453,7 @@ def test_room_to_write_that_comes_in_a_nested_turn_is_used_after_it(loop):
             with contextlib.suppress(BlockingIOError):
                 while True:
                     received += len(far.recv(1 << 20))
-            for _ in range(3):
-                loop.call_soon(lambda: None)
-                loop._run_once()
+            nested_turns(loop, 3)
 
     protocol = TurnsTheLoop()
     transport, far = loop.run_until_complete(attach(loop, protocol))
