@@ -26,7 +26,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 # All steps write to the same environment and the same cargo folder.
 .NOTPARALLEL:
-.PHONY: help build extension environment check check-all check-table test test-rust test-python test-interpreter test-applications lab test-modes test-loom test-minimal test-sanitizers miri fuzz conformance autobahn suites compatibility-page serve-options h2spec soak wheels foreign-pythons try-wheels test-package licences crates deny semver ringlab-packages try-ringlab reproducible release-check peers bench bench-loops bench-native docs lint lint-layers lint-wording lint-rust lint-python format clean prerequisites
+.PHONY: help build extension environment check check-all check-table test test-rust test-python test-interpreter test-applications test-long test-long-rust test-long-python lab test-modes test-loom test-minimal test-sanitizers miri fuzz conformance autobahn suites compatibility-page serve-options h2spec soak wheels foreign-pythons try-wheels test-package licences crates deny semver ringlab-packages try-ringlab reproducible release-check peers bench bench-loops bench-native docs lint lint-layers lint-wording lint-rust lint-python format clean prerequisites
 
 python := $(VENV)/bin/python
 # Modules are compiled at their first import: many never are.
@@ -57,9 +57,13 @@ record = python-$(minor_version)
 # The same for Rust: cargo calls this with each program of tests.
 rust_runner = CARGO_TARGET_$(shell rustc -vV | sed -n 's/^host: //p' | tr a-z- A-Z_)_RUNNER='$(or $(wildcard $(abspath $(python))),$(PYTHON)) $(abspath tools/run_rust_test.py)'
 rust_record = $(abspath target/records/rust.jsonl)
+long_rust_record = $(abspath target/records/long-rust.jsonl)
+rust_tests = RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$(or $(filter-out 0,$(WORKERS)),1)} $(rust_runner) cargo test --locked --workspace --exclude ringloop-python --all-features --no-fail-fast
 # How pytest distributes tests: an idle process takes some from the others, or each file stays in one process with what it starts.
 by_test = --numprocesses $(WORKERS) --dist worksteal
 by_file = --numprocesses $(WORKERS) --dist loadfile
+# `make test` leaves out what is marked as long, and tries a share of the random examples; `make test-long` does the rest.
+few_examples = RINGLOOP_TEST_EXAMPLES=$${RINGLOOP_TEST_EXAMPLES:-0.1}
 # Tests that don't depend on the interpreter. They run on the main one only.
 any_interpreter = tests/tools $(addprefix tests/http/test_,$(addsuffix .py,containers deployment http_metrics options proxies reload server_soak workers))
 # The lab is a project of its own, whose Makefile uses this environment here.
@@ -105,17 +109,28 @@ check-all: ## the same and all that takes longer, on every CPython: hours
 check-table: ## write the tables of times in CONTRIBUTING.md from the last check
 	@$(PYTHON) tools/check.py --table
 
-test: test-python test-applications test-rust ## the project's own tests: -rust, -python and -applications
+test: test-python test-applications test-rust ## the project's own tests, without the long ones: -rust, -python and -applications
 	@$(python) tools/report_backends.py
 
-test-rust: prerequisites ## the Rust tests
+test-rust: prerequisites ## the Rust tests, without the long ones
 	$(say) 'Rust tests'
 	@rm -f $(rust_record)
-	@RINGLOOP_RECORD=$(rust_record) RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$(or $(filter-out 0,$(WORKERS)),1)} $(rust_runner) cargo test --locked --workspace --exclude ringloop-python --all-features --no-fail-fast $(ARGS)
+	@RINGLOOP_TEST_PART=short RINGLOOP_RECORD=$(rust_record) $(rust_tests) $(ARGS)
 
-test-python: extension ## the Python tests, on both backends, with asyncio as the control
+test-python: extension ## the Python tests, on both backends, with asyncio as the control, without the long ones
 	$(say) "Python tests on $$($(python) -V)"
-	@$(pytest) $(record) $(by_test) $(ARGS)
+	@$(few_examples) $(pytest) $(record) $(by_test) -m 'not long' $(ARGS)
+
+test-long: test-long-python test-long-rust ## the long tests that `make test` leaves out: -rust and -python
+
+test-long-rust: prerequisites
+	$(say) 'long Rust tests'
+	@rm -f $(long_rust_record)
+	@RINGLOOP_TEST_PART=long RINGLOOP_RECORD=$(long_rust_record) $(rust_tests) --tests
+
+test-long-python: extension
+	$(say) "long Python tests on $$($(python) -V)"
+	@$(pytest) long-$(minor_version) $(by_test) -m 'long or examples' $(ARGS)
 
 test-interpreter: extension ## those of the Python tests that depend on the interpreter
 	$(say) "Python tests on $$($(python) -V)"

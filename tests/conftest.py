@@ -5,6 +5,7 @@ RINGLOOP_TEST_LOOPS, a comma-separated list of arms, selects fewer. If ringloop 
 """
 
 import asyncio
+import collections
 import functools
 import gc
 import os
@@ -73,6 +74,21 @@ def pytest_collection_finish():
     use_hypothesis_once()
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Mark as long the cases that `many_cases` doesn't keep: of each test and arm it keeps some, spread over all of them."""
+    cases = collections.defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("many_cases"):
+            cases[item.nodeid.partition("[")[0], item.callspec.params.get("arm")].append(item)
+    for of_arm in cases.values():
+        short = of_arm[0].get_closest_marker("many_cases").kwargs["short"]
+        kept = {len(of_arm) * number // short for number in range(short)}
+        for number, item in enumerate(of_arm):
+            if number not in kept:
+                item.add_marker("long")
 
 
 def pytest_generate_tests(metafunc):

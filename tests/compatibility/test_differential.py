@@ -112,6 +112,7 @@ def offline(monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", refuse_names)
 
 
+@pytest.mark.many_cases(short=8)
 @pytest.mark.usefixtures("offline")
 @pytest.mark.parametrize("method", ARGUMENTS)
 def test_wrong_arguments(loop_factory, method):
@@ -120,6 +121,7 @@ def test_wrong_arguments(loop_factory, method):
             demand_the_same(call_wrongly, loop_factory, method, keys, False, collect=False)
 
 
+@pytest.mark.many_cases(short=8)
 @pytest.mark.parametrize("method", [name for name in ARGUMENTS if name != "close"])
 def test_wrong_arguments_to_a_closed_loop(loop_factory, method):
     for count in ARGUMENTS[method]:
@@ -328,6 +330,7 @@ def conversation(kind, act_in, action, eof_answer, course, loop, journal):
     loop.run_until_complete(main())
 
 
+@pytest.mark.many_cases(short=6)
 @pytest.mark.parametrize("action", ACTIONS)
 def test_actions_in_each_callback(loop_factory, action):
     """Each action in each callback of each kind of protocol, while the peer does what peers do."""
@@ -402,6 +405,7 @@ def is_an_oversight(state, method, keys):
     return method == "set_protocol"
 
 
+@pytest.mark.many_cases(short=4)
 @pytest.mark.parametrize("method", TRANSPORT_ARGUMENTS)
 def test_wrong_arguments_to_a_transport(loop_factory, method):
     for state, count in itertools.product(STATES, TRANSPORT_ARGUMENTS[method]):
@@ -541,6 +545,7 @@ def call_datagram_transport_wrongly(state, has_peer, method, keys, loop, journal
             value.close()
 
 
+@pytest.mark.many_cases(short=5)
 @pytest.mark.usefixtures("offline")
 @pytest.mark.parametrize("has_peer", [False, True], ids=["bound", "connected"])
 @pytest.mark.parametrize("method", DATAGRAM_ARGUMENTS)
@@ -636,6 +641,7 @@ def is_an_oversight_with_data(name, way, filled):
     return filled != "direct" or name in [*MISCOUNTED, *kept, "nothing", "a view of nothing", "truthless"]
 
 
+@pytest.mark.many_cases(short=20)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", DATA)
 def test_data_of_all_kinds(loop_factory, name, way):
@@ -756,6 +762,7 @@ def handle_in_each_state(way, arguments, debug, loop, journal):
     describe_handle(handles[0], journal, "cancelled twice")
 
 
+@pytest.mark.many_cases(short=6)
 @pytest.mark.parametrize("debug", [False, True], ids=["plain", "debug"])
 @pytest.mark.parametrize("arguments", [(), ("one", 2), (None,) * 5], ids=len)
 @pytest.mark.parametrize("way", HANDLES)

@@ -196,6 +196,7 @@ async def run(program, kind, limit):
     return trace
 
 
+@pytest.mark.examples
 @settings(max_examples=examples(400), **COMMON)
 @given(program=st.lists(ACTIONS, max_size=25), limit=st.sampled_from([1, 2, 5, 2**16]))
 @example(program=[("read", 4), ("turns", 1), ("feed", b"abc"), ("set_exception",), ("turns", 2)], limit=5)
@@ -1090,6 +1091,7 @@ async def converse(program, limit, server_side):
     return trace
 
 
+@pytest.mark.examples
 @settings(max_examples=examples(60), **COMMON)
 @given(
     program=st.lists(st.lists(ON_A_CONNECTION, min_size=1, max_size=3), max_size=12),

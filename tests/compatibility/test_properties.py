@@ -100,6 +100,7 @@ def trace_of(loop, program, turn_count=12):
     return trace, [handle.cancelled() for handle in handles]
 
 
+@pytest.mark.examples
 @given(program=PROGRAMS)
 @settings(max_examples=examples(80), **COMMON)
 def test_random_programs_run_in_asyncios_order(loop, program):
@@ -113,6 +114,7 @@ def test_random_programs_run_in_asyncios_order(loop, program):
     loop.run_until_complete(turns(3))
 
 
+@pytest.mark.examples
 @given(st.lists(st.tuples(st.integers(-50, 50), st.booleans()), max_size=60, unique_by=lambda item: item[0]))
 @settings(max_examples=examples(60), **COMMON)
 def test_timers_fire_sorted_whatever_the_order_of_insertion_and_cancelling(loop, timers):
@@ -140,6 +142,7 @@ WRITES = st.lists(
 )
 
 
+@pytest.mark.examples
 @given(writes=WRITES)
 @settings(max_examples=examples(40), **COMMON)
 def test_what_is_written_in_pieces_arrives_whole(loop, writes):
@@ -170,6 +173,7 @@ READS = st.one_of(
 )
 
 
+@pytest.mark.examples
 @given(
     data=st.binary(max_size=8000), cuts=st.lists(st.integers(0, 8000), max_size=8), reads=st.lists(READS, max_size=15)
 )
@@ -267,6 +271,7 @@ def use_a_reader(program, limit, loop, journal):
     loop.run_until_complete(main())
 
 
+@pytest.mark.examples
 @pytest.mark.ringloop_only
 @given(program=STREAM_PROGRAMS, limit=st.integers(1, 100))
 @settings(max_examples=examples(60), **COMMON)
@@ -370,6 +375,7 @@ def control_the_flow(program, loop, journal):
     loop.run_until_complete(main())
 
 
+@pytest.mark.examples
 @pytest.mark.ringloop_only
 @given(program=FLOW_PROGRAMS)
 @example(program=(("write", 16257), ("read", 1), ("read", 8127), ("writelines", (1,))))
@@ -491,6 +497,7 @@ def run_tasks(program, loop, journal):
             task.exception()
 
 
+@pytest.mark.examples
 @pytest.mark.ringloop_only
 @given(program=TASK_PROGRAMS)
 @settings(max_examples=examples(120), **COMMON)
@@ -580,6 +587,7 @@ def run_a_server(program, loop, journal):
     loop.run_until_complete(main())
 
 
+@pytest.mark.examples
 @pytest.mark.ringloop_only
 @given(program=SERVER_PROGRAMS)
 @settings(max_examples=examples(60), **COMMON)

@@ -12,6 +12,7 @@ import state_machines
 from support import examples
 
 
+@pytest.mark.examples
 @pytest.mark.ringloop_only
 @pytest.mark.parametrize(
     "machine",
@@ -33,6 +34,7 @@ def test_connections_behave_as_asyncio_s_whatever_is_done_to_them(arm, machine):
     run_examples(lambda: getattr(state_machines, machine)(arm), 30)
 
 
+@pytest.mark.examples
 @pytest.mark.ringloop_only
 @pytest.mark.parametrize(
     ("module", "machine"),

@@ -351,6 +351,8 @@ PROGRAM = """
 """
 
 
+@pytest.mark.many_cases(short=6)
+@pytest.mark.examples
 @pytest.mark.ringloop_only
 @pytest.mark.without_debug_mode
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda name: name.replace(" ", "-"))
@@ -365,6 +367,7 @@ def test_an_allocation_that_fails_is_no_panic(arm, scenario):
     assert "PanicException" not in child.stderr
 
 
+@pytest.mark.many_cases(short=2)
 @pytest.mark.without_debug_mode
 @pytest.mark.parametrize(
     "schedule", ["loop.call_soon", "functools.partial(loop.call_later, 0)", "loop.call_soon_threadsafe"]

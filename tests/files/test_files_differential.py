@@ -167,6 +167,8 @@ CONTENTS = st.lists(PIECE, max_size=8).map(b"".join)
 MODES = ("r", "r+", "w", "w+", "a", "a+", "x", "x+")
 
 
+@pytest.mark.many_cases(short=16)
+@pytest.mark.examples
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("buffering", [-1, 0, 3])
 def test_binary_files_do_what_blocking_ones_do(loop, folder, mode, buffering):
@@ -179,6 +181,8 @@ def test_binary_files_do_what_blocking_ones_do(loop, folder, mode, buffering):
     run()
 
 
+@pytest.mark.many_cases(short=24)
+@pytest.mark.examples
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     ("encoding", "newline"),
@@ -198,6 +202,8 @@ def test_text_files_do_what_blocking_ones_do(loop, folder, mode, encoding, newli
 STATEFUL = ("utf-16", "utf-8-sig", "utf-7", "cp932", "gb18030", "iso2022_jp", "iso2022_kr", "hz")
 
 
+@pytest.mark.many_cases(short=16)
+@pytest.mark.examples
 @pytest.mark.parametrize("newline", [None, "", "\n", "\r\n"])
 @pytest.mark.parametrize("encoding", STATEFUL)
 def test_positions_in_text_are_those_of_blocking_files(loop, folder, encoding, newline):
@@ -281,6 +287,7 @@ def test_text_that_is_cut_after_a_read_keeps_what_blocking_files_keep(loop, fold
                 loop.run_until_complete(compare_lengths(content, size, written))
 
 
+@pytest.mark.examples
 @pytest.mark.parametrize("errors", ["strict", "replace", "surrogateescape"])
 @pytest.mark.parametrize("mode", ["r", "r+"])
 def test_text_that_cannot_be_decoded_is_treated_as_by_blocking_files(loop, folder, mode, errors):

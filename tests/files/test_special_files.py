@@ -275,6 +275,7 @@ WRITES = [
 ]
 
 
+@pytest.mark.many_cases(short=4)
 @pytest.mark.parametrize("mode", ["wb", "w"])
 @pytest.mark.parametrize("buffering", [-1, 10, 100_000])
 @pytest.mark.parametrize("writes", WRITES, ids=str)
@@ -323,6 +324,7 @@ def test_a_full_pipe_that_does_not_block_takes_as_much_as_from_open(run, mode, b
             os.close(near)
 
 
+@pytest.mark.many_cases(short=4)
 @pytest.mark.parametrize("ends", [pipe, sockets])
 @pytest.mark.parametrize("waits", [False, True])
 @pytest.mark.parametrize("ahead", [0, 10])

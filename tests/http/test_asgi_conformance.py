@@ -10,6 +10,7 @@ import support
 TOOL = support.REPOSITORY / "tools" / "asgi_conformance.py"
 
 
+@pytest.mark.long
 @pytest.mark.ringloop_only
 @pytest.mark.any_backend(matters=True)
 def test_the_specification_is_followed(arm):

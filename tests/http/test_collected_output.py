@@ -353,6 +353,7 @@ def test_a_file_after_chunks(arm, loop, contexts, tmp_path, size):
     run(loop, test(contexts))
 
 
+@pytest.mark.many_cases(short=2)
 @pytest.mark.parametrize("size", [100, 5000, 9000, 100_000])
 def test_send_waits_for_a_client_that_does_not_read(arm, loop, contexts, size):
     sent = 0

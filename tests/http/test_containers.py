@@ -93,6 +93,7 @@ def test_our_profile_allows_both_backends(numbers):
     assert "serve: answered a request on io_uring\n" in said
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("code", "reason"),
     [

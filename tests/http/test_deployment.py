@@ -85,6 +85,7 @@ def deployed(arm, folder):
             yield server
 
 
+@pytest.mark.long
 def test_the_command_of_the_unit(arm, tmp_path):
     with deployed(arm, tmp_path) as server:
         assert server.get_again()[0] == 200

@@ -80,6 +80,7 @@ def test_a_factory_is_detected_with_a_warning(arm):
         assert "WARNING:  ASGI app factory detected." in program.output
 
 
+@pytest.mark.many_cases(short=3)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

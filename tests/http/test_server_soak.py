@@ -17,6 +17,7 @@ def test_a_good_server_passes(arm, capsys):
     assert f"{arm} TLS: 10 clients in 1 rounds" in output
 
 
+@pytest.mark.many_cases(short=2)
 @pytest.mark.parametrize(
     "what, message",
     [

@@ -144,6 +144,7 @@ def test_a_worker_that_dies_is_replaced(arm):
         assert program.stop() == 0
 
 
+@pytest.mark.long
 def test_a_worker_that_dies_under_load_costs_no_other_request(arm):
     """Only the request that kills it fails."""
     with serving(arm, "applications:app", "--workers", "2", *PATIENT) as program:
@@ -220,6 +221,7 @@ class Load:
         wait_until(lambda: self.answers >= target, self.program)
 
 
+@pytest.mark.long
 @pytest.mark.exact
 @both_backends
 @pytest.mark.parametrize("options", [(), ("--reuse-port",)])
@@ -288,6 +290,7 @@ def test_children_of_a_worker_do_not_hide_its_death(arm, tmp_path):
                     os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.many_cases(short=1)
 @pytest.mark.parametrize(
     ("application", "message"),
     [
@@ -306,6 +309,7 @@ def test_workers_that_cannot_start_end_everything_with_status_3(arm, tmp_path, a
         assert program.output.count("Started server process") <= 2
 
 
+@pytest.mark.long
 def test_a_worker_killed_during_its_start_is_tried_again_but_not_for_ever(arm, tmp_path):
     (tmp_path / "killed.py").write_text(
         "import os, pathlib, signal\n"
@@ -324,6 +328,7 @@ def test_a_worker_killed_during_its_start_is_tried_again_but_not_for_ever(arm, t
         assert (tmp_path / "tries").read_text() == "xxx"
 
 
+@pytest.mark.long
 def test_a_successor_that_cannot_start_ends_everything_with_status_3(arm, tmp_path):
     """As under uvicorn: whoever runs the server learns of it."""
     module = tmp_path / "changing.py"
@@ -353,6 +358,7 @@ def test_a_restart_replaces_one_after_the_other_without_a_failed_request(arm):
         assert program.stop() == 0
 
 
+@pytest.mark.long
 def test_a_restart_that_fails_keeps_the_old_workers(arm, tmp_path):
     module = tmp_path / "changing.py"
     module.write_text("from applications import app\n")
@@ -389,6 +395,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.long
 def test_the_parent_keeps_nothing_of_a_worker_that_is_gone(arm, tmp_path):
     """However it went; and without the help of the garbage collector, which may not run for hours."""
     module = tmp_path / "changing.py"
@@ -424,6 +431,7 @@ def test_the_parent_keeps_nothing_of_a_worker_that_is_gone(arm, tmp_path):
         assert "workers left: 1" in program.output.splitlines()
 
 
+@pytest.mark.long
 def test_a_successor_that_dies_while_the_old_worker_ends_is_replaced_at_once(arm):
     """The old worker accepts nothing any more, so nobody would serve until it is gone."""
     options = ("--workers-lifetime", "9999", "--timeout-graceful-shutdown", "1000", *PATIENT)
@@ -448,6 +456,7 @@ def test_a_successor_that_dies_while_the_old_worker_ends_is_replaced_at_once(arm
         assert "Traceback" not in program.output
 
 
+@pytest.mark.long
 def test_a_successor_is_dropped_while_the_old_worker_ends(arm):
     options = ("--workers-lifetime", "9999", "--timeout-graceful-shutdown", "1000", *PATIENT)
     with serving(arm, "applications:app", *options) as program:
@@ -498,6 +507,7 @@ def test_other_signals_are_ignored_as_uvicorns_parent_does(arm):
         assert program.stop() == 0
 
 
+@pytest.mark.long
 def test_a_limit_of_requests_replaces_workers_without_a_failed_request(arm):
     options = ("--workers", "2", "--limit-max-requests", "5", "--limit-max-requests-jitter", "3", *PATIENT)
     with serving(arm, "applications:app", *options) as program:
@@ -520,6 +530,7 @@ def test_workers_are_replaced_at_the_end_of_their_lifetime(arm):
         assert program.stop() == 0
 
 
+@pytest.mark.long
 def test_workers_that_use_much_memory_are_replaced(arm):
     with serving(arm, "applications:app", "--workers-max-rss", "250", *PATIENT) as program:
         (first,) = started(program, 1)
@@ -531,6 +542,7 @@ def test_workers_that_use_much_memory_are_replaced(arm):
         assert program.stop() == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [("--workers-lifetime", "0.5"), ("--workers-lifetime", "9999", "--limit-max-requests", "1")],
@@ -555,6 +567,7 @@ def test_a_worker_is_replaced_although_successors_failed(arm, tmp_path, options)
         assert program.stop() == 0
 
 
+@pytest.mark.long
 def test_the_server_ends_between_two_tries_of_a_successor(arm, tmp_path):
     module = tmp_path / "changing.py"
     module.write_text("from applications import app\n")
@@ -567,6 +580,7 @@ def test_the_server_ends_between_two_tries_of_a_successor(arm, tmp_path):
         assert program.output.splitlines()[-1] == f"INFO:     Stopping parent process [{program.process.pid}]"
 
 
+@pytest.mark.long
 def test_a_worker_that_does_not_answer_is_killed_and_replaced(arm):
     with serving(arm, "applications:app", "--workers", "2", "--timeout-worker-healthcheck", "8") as program:
         first, _ = serving_pids(program, 2)
@@ -577,6 +591,7 @@ def test_a_worker_that_does_not_answer_is_killed_and_replaced(arm):
         assert program.stop() == 0
 
 
+@pytest.mark.long
 def test_a_worker_that_hangs_before_it_is_there_is_killed(arm):
     child = support.run_child(
         """
@@ -630,6 +645,7 @@ def test_a_port_that_is_taken(arm):
             assert "Started server process" not in program.output
 
 
+@pytest.mark.long
 def test_a_descriptor_that_has_no_second_socket(arm):
     """Another socket can't be bound to its address, whatever --reuse-port says."""
     with socket.create_server((support.HOST, 0)) as listener:
@@ -714,6 +730,7 @@ def test_without_processes_it_cannot_start(arm, tmp_path):
         assert program.output.count(MESSAGE) == 1
 
 
+@pytest.mark.long
 def test_a_process_that_is_refused_is_asked_for_again(arm, tmp_path):
     with refused(arm, tmp_path, "yes yes no no yes") as program:
         first = serving_pids(program, 1).pop()
@@ -725,6 +742,7 @@ def test_a_process_that_is_refused_is_asked_for_again(arm, tmp_path):
         assert program.stop() == 0
 
 
+@pytest.mark.long
 def test_a_restart_whose_process_is_refused_keeps_the_worker(arm, tmp_path):
     with refused(arm, tmp_path, "yes no yes") as program:
         first = serving_pids(program, 1)

@@ -99,6 +99,7 @@ def test_with_one_cpu_nothing_polls_adaptively(arm):
     assert "one CPU" in found["busy_poll_effect"]
 
 
+@pytest.mark.many_cases(short=1)
 @ringloop_only
 @pytest.mark.parametrize("call", ["io_uring_setup", "io_uring_enter", "io_uring_register"])
 def test_check_fails_where_io_uring_is_refused(arm, call):

@@ -88,6 +88,7 @@ CASES = {
 }
 
 
+@pytest.mark.many_cases(short=3)
 @pytest.mark.parametrize("what", CASES)
 @pytest.mark.parametrize("when", ["before the import", "after it"])
 def test_replacements_from_before_the_import(arm, what, when):

@@ -206,6 +206,7 @@ PROGRAM = """
 """
 
 
+@pytest.mark.many_cases(short=4)
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda name: name.replace(" ", "-"))
 def test_daemon_threads_do_not_disturb_the_end(arm, scenario):
     child = run_child(PROGRAM.replace("{scenario}", textwrap.indent(textwrap.dedent(SCENARIOS[scenario]), "    ")), arm)

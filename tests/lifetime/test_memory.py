@@ -136,6 +136,7 @@ def growth(arm, burst, small=70_000, large=300_000):
     return int(child.stdout)
 
 
+@pytest.mark.many_cases(short=2)
 @pytest.mark.parametrize("burst", BURSTS, ids=lambda name: name.replace(" ", "-"))
 def test_what_a_burst_needed_is_given_back(arm, burst):
     if arm == "asyncio" and burst == "writes" and sys.version_info >= (3, 12):
@@ -143,6 +144,7 @@ def test_what_a_burst_needed_is_given_back(arm, burst):
     assert growth(arm, BURSTS[burst]) < 1024
 
 
+@pytest.mark.long
 @pytest.mark.ringloop_only
 def test_what_a_burst_needed_is_given_back_in_debug_mode(arm):
     assert growth(arm, OF_DEBUG_MODE) < 1024

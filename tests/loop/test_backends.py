@@ -178,6 +178,7 @@ ringloop.run(main())
     assert os.strerror(number).lower() in reason.lower() or errno.errorcode[number] in reason
 
 
+@pytest.mark.many_cases(short=2)
 @ringloop_only
 @pytest.mark.parametrize(("call", "number"), REFUSED)
 def test_a_forced_io_uring_that_is_refused_is_an_error(arm, call, number):

@@ -96,6 +96,7 @@ ENDINGS = {
 }
 
 
+@pytest.mark.many_cases(short=2)
 def test_children_forked_in_a_task_end_in_every_way(arm):
     """Whatever the child does, the parent's loop and its connection go on."""
     endings = dict(ENDINGS)

@@ -44,6 +44,7 @@ SPINNING = {"RINGLOOP_BUSY_POLL": "1000000"}
 # SIGINT
 
 
+@pytest.mark.many_cases(short=2)
 @pytest.mark.parametrize("env", [{}, SPINNING], ids=["asleep", "polling"])
 @pytest.mark.parametrize(
     "body",
@@ -541,6 +542,7 @@ def test_more_signals_than_the_loops_socket_has_room_for(arm):
     assert (child.stdout, child.stderr) == ("3000\n", "")
 
 
+@pytest.mark.many_cases(short=2)
 @pytest.mark.parametrize("when", ["before the run", "during the run"])
 def test_the_users_wakeup_descriptor_warns_no_more_than_before(arm, when):
     child = run_child(
@@ -604,6 +606,7 @@ HANDLER_RAISES = """
 """For children: a signal handler that raises where the profiler sees what the first two arguments say, an event and a name."""
 
 
+@pytest.mark.many_cases(short=3)
 @pytest.mark.ringloop_only
 @pytest.mark.parametrize("own", ["none", "the user's"])
 @pytest.mark.parametrize(

@@ -1126,6 +1126,7 @@ UNCLOSED = """
 """
 
 
+@pytest.mark.many_cases(short=3)
 @pytest.mark.parametrize("watched_by", ["pidfd", "thread"])
 @pytest.mark.parametrize("ending", ["collected", "garbage", "global", "last", "thread", "sys.exit"])
 def test_a_program_ends_although_a_child_lives_and_the_loop_is_open(arm, ending, watched_by):
@@ -1179,6 +1180,7 @@ def test_debug_mode_says_what_it_starts(loop_factory, caplog):
 # Nothing is left
 
 
+@pytest.mark.many_cases(short=1)
 @pytest.mark.exact
 def test_nothing_is_left_of_many_children(loop, watched_by):
     cycles = 60 if watched_by == "thread" else 200

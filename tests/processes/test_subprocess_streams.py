@@ -133,6 +133,7 @@ def test_a_protocol_of_one_s_own(loop):
     loop.run_until_complete(main())
 
 
+@pytest.mark.examples
 @settings(
     max_examples=examples(50),
     deadline=None,

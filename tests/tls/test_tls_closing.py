@@ -15,6 +15,7 @@ from support import (
 from tls_support import BufferedRecorder, attached, end_has_arrived, ended
 
 
+@pytest.mark.many_cases(short=8)
 @pytest.mark.parametrize("keep_open", [False, True])
 @pytest.mark.parametrize("how", ["close_notify", "end", "both"])
 @pytest.mark.parametrize("kind", [Recorder, BufferedRecorder])

@@ -50,6 +50,7 @@ class BufferedEcho(asyncio.BufferedProtocol):
         self.transport.write(self.buffer[:count])
 
 
+@pytest.mark.many_cases(short=8)
 @pytest.mark.parametrize("size", [1, 1000, 16384, 16385, 65536, 3_000_000])
 @pytest.mark.parametrize("protocol", [Echo, BufferedEcho], ids=["protocol", "buffered"])
 def test_what_is_sent_comes_back(loop, version, protocol, size):
@@ -194,6 +195,7 @@ def test_what_cannot_be_written(loop_factory, data):
     same_as_asyncio(body, loop_factory)
 
 
+@pytest.mark.examples
 @given(
     pieces=st.lists(st.binary(max_size=40_000) | st.integers(0, 70_000).map(bytes), min_size=1, max_size=8),
     way=st.lists(st.sampled_from(["write", "writelines", "bytearray", "memoryview"]), min_size=8, max_size=8),

@@ -192,6 +192,7 @@ def test_plain_text_to_a_tls_server_disturbs_nobody(loop, greeting):
     assert contexts == []
 
 
+@pytest.mark.many_cases(short=6)
 @pytest.mark.parametrize(
     "garbage",
     [b"GET / HTTP/1.0\r\n\r\n", b"\x17\x03\x03\xff\xff", b"\x17\x03\x03\x00\x30" + bytes(48), b"\x16\x03\x03\x00\x01x"],
@@ -215,6 +216,7 @@ def test_garbage_instead_of_a_record(loop_factory, garbage, before, version):
     same_as_asyncio(body, loop_factory)
 
 
+@pytest.mark.many_cases(short=6)
 @pytest.mark.parametrize("error", [RuntimeError("mine"), OSError(5, "mine"), asyncio.CancelledError("mine")], ids=repr)
 @pytest.mark.parametrize("method", ["data_received", "eof_received", "get_buffer", "buffer_updated", "pause_writing"])
 def test_errors_of_the_protocol(loop_factory, method, error):

@@ -123,6 +123,7 @@ def test_a_cancelled_handshake_leaves_nothing(loop):
     loop.run_until_complete(main())
 
 
+@pytest.mark.long
 def test_200_connections_leave_nothing(loop):
     async def main():
         refs = []

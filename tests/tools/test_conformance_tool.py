@@ -195,6 +195,7 @@ def test_list(conformance):
     assert (completed.returncode, completed.stdout) == (0, "test_ends.NoLoop.test_nothing\n")
 
 
+@pytest.mark.many_cases(short=1)
 @pytest.mark.parametrize(
     "arguments, settings, problem",
     [

@@ -49,6 +49,7 @@ def test_what_passes_twice_alone_is_flaky(run):
     assert records["test_two"]["outcome"] == "passed"
 
 
+@pytest.mark.long
 def test_what_fails_again_alone_fails_the_run(run):
     status, output, records = run("def test_one(): assert False\n")
     assert status == 1
@@ -83,6 +84,7 @@ def test_is_exact(): fail_at_first("mark")
     assert records["test_passes"]["wall_s"] > 0
 
 
+@pytest.mark.long
 def test_a_crash_is_never_excused(run):
     body = """
 def test_one():

@@ -78,6 +78,7 @@ def traffic(loop, actions, folder):
     return events, replies, reported
 
 
+@pytest.mark.examples
 @given(actions=ACTIONS)
 @settings(
     deadline=None,
