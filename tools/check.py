@@ -1,15 +1,16 @@
 """Run the whole check of a commit, or all that can be checked, and say what each step took.
 
-    tools/check.py                         what .ci/run runs: about 32 minutes on two CPUs; the goal is 30
+    tools/check.py                         what .ci/run runs: less than 30 minutes on two quiet CPUs
     tools/check.py --all                   everything, on each of CPython 3.11 to 3.15: hours
     tools/check.py --list                  the steps, and what each covers
     tools/check.py 'make lint' 'make docs' these steps, and what they need
     tools/check.py --table                 write the tables of CONTRIBUTING.md from the last run
 
-Steps run in two lanes, because tests wait about as much as they compute: what runs on the main interpreter, and everything else
-beside it. The output of a step is printed when it ends. A step that fails doesn't stop the others. CPython 3.14 and 3.15 come
-from a Debian tree (tools/pythons.sh) where this machine has none. Of the interpreters between the oldest and the newest, one
-takes part in each run, on one backend; the commit's hash decides which.
+Steps run in two lanes, because tests wait about as much as they compute: what runs on the main interpreter, and what runs on others
+beside it. A lane that has nothing else to do takes the next of the steps that can run in either. The output of a step is printed when
+it ends. A step that fails doesn't stop the others. CPython 3.14 and 3.15 come from a Debian tree (tools/pythons.sh) where this machine
+has none. Of the interpreters between the oldest and the newest, one takes part in each run, on one backend; the commit's hash decides
+which one.
 
 A test that fails once and then passes twice alone is flaky (tools/test_records.py). The summary lists it, and the check passes
 with up to five of these. Exits with 0 if everything passed, with 1 if something failed, with 2 if the check could not begin.
@@ -51,7 +52,8 @@ ERRORS = re.compile(
     re.MULTILINE,
 )
 """The part that the summary repeats of the output of a step that failed."""
-Lane = Literal["main", "beside"]
+Lane = Literal["main", "beside", "either"]
+"""Steps of the third kind are run by whichever of the two lanes has nothing else left."""
 
 
 class CannotBegin(Exception):
@@ -218,7 +220,7 @@ def plan(pythons: Interpreters, commit: str, *, quick: bool = False) -> list[Ste
         ),
         Step(
             "make test",
-            f"all Rust tests; on CPython 3.{main.minor} all Python tests on asyncio, io_uring and epoll, applications",
+            f"the Rust tests; on CPython 3.{main.minor} the Python tests on asyncio, io_uring and epoll, applications; not the long ones",
             main.make("test"),
             "main",
             ("environment",),
@@ -231,6 +233,15 @@ def plan(pythons: Interpreters, commit: str, *, quick: bool = False) -> list[Ste
         else:
             backend = turn.backend if turn and turn.python == python else None
             steps += interpreter_in_the_middle(python, backend, examples)
+    steps.append(
+        Step(
+            "make test-long",
+            "the tests that make test leaves out, and all random examples",
+            main.make("test-long"),
+            "either",
+            ("environment", "compile the Rust tests"),
+        )
+    )
     for python in (main, *pythons.others.values()):
         steps.append(conformance(python, in_quick=python in (pythons.oldest, pythons.newest)))
     return [
@@ -239,10 +250,10 @@ def plan(pythons: Interpreters, commit: str, *, quick: bool = False) -> list[Ste
             "make lint",
             "layers, rustfmt, clippy, rustdoc, ruff, mypy, stubtest",
             main.make("lint"),
-            "beside",
+            "either",
             ("environment",),
         ),
-        Step("make docs", "the site, every link", main.make("docs"), "beside", ("environment",)),
+        Step("make docs", "the site, every link", main.make("docs"), "either", ("environment",)),
         *long_steps(main, pythons.newest),
     ]
 
@@ -316,7 +327,7 @@ def conformance(python: Interpreter, *, in_quick: bool) -> Step:
     command = [*python.inside, python.python, "tools/conformance.py", "--record", f"conformance-3.{python.minor}"]
     covers = "CPython's own tests of asyncio on both backends"
     needs = ("make build", f"build on 3.{python.minor}")
-    return Step(f"conformance 3.{python.minor}", covers, command, "beside", needs, in_quick)
+    return Step(f"conformance 3.{python.minor}", covers, command, "either", needs, in_quick)
 
 
 def long_steps(main: Interpreter, newest: Interpreter) -> Iterator[Step]:
@@ -356,18 +367,19 @@ def long_steps(main: Interpreter, newest: Interpreter) -> Iterator[Step]:
 
 
 class Run:
-    """Steps that run in two lanes, and how they ended."""
+    """Steps that run in two lanes, and how they ended. Each lane takes its own steps first, and then what can run in either."""
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self.steps = steps
         self.outcomes: dict[str, Outcome] = {}
+        self._left = list(steps)
         self._began = time.monotonic()
         self._changed = threading.Condition()
         self._failure: BaseException | None = None
 
     def finish(self) -> None:
         """Run all steps."""
-        lanes: tuple[Lane, ...] = ("main", "beside")
+        lanes: tuple[Lane, Lane] = ("main", "beside")
         threads = [threading.Thread(target=self._run_lane, args=[lane], daemon=True) for lane in lanes]
         for thread in threads:
             thread.start()
@@ -378,17 +390,26 @@ class Run:
 
     def _run_lane(self, lane: Lane) -> None:
         try:
-            for step in self.steps:
-                if step.lane == lane:
-                    self._wait_for(step.needs)
-                    outcome = self._run(step)
-                    with self._changed:
-                        self.outcomes[step.name] = outcome
-                        self._changed.notify_all()
+            while (step := self._take(lane)) is not None:
+                self._wait_for(step.needs)
+                outcome = self._run(step)
+                with self._changed:
+                    self.outcomes[step.name] = outcome
+                    self._changed.notify_all()
         except BaseException as error:
             with self._changed:
                 self._failure = error
                 self._changed.notify_all()
+
+    def _take(self, lane: Lane) -> Step | None:
+        """Return the next step of a lane, if there is one."""
+        with self._changed:
+            for kind in (lane, "either"):
+                for step in self._left:
+                    if step.lane == kind:
+                        self._left.remove(step)
+                        return step
+        return None
 
     def _wait_for(self, names: Sequence[str]) -> None:
         wanted = {step.name for step in self.steps} & set(names)

@@ -26,7 +26,7 @@ def test_everything_that_decides_is_also_in_the_whole():
     steps = check.plan(ALL, "0" * 40)
     decides = names(check.choose(steps, [], everything=False))
     assert set(decides) < set(names(check.choose(steps, [], everything=True)))
-    assert {"make build", "make test", "make lint", "make docs"} < set(decides)
+    assert {"make build", "make test", "make test-long", "make lint", "make docs"} < set(decides)
     assert {"python 3.15", "conformance 3.11", "conformance 3.15"} < set(decides)
     assert not {"conformance 3.12", "make test-loom", "make test-package"} & set(decides)
 
@@ -57,8 +57,12 @@ def test_no_step_waits_for_a_later_one_of_its_lane_or_for_itself(found):
     steps = check.plan(found, "0" * 40)
     assert len(set(names(steps))) == len(steps)
     ended = set()
+    either = [step for step in steps if step.lane == "either"]
     lanes = [[step for step in steps if step.lane == lane] for lane in ("main", "beside")]
-    while any(lanes):
+    while any(lanes) or either:
+        for lane in lanes:
+            if not lane and either:
+                lane.append(either.pop(0))
         ready = [lane for lane in lanes if lane and {*lane[0].needs} & {*names(steps)} <= ended]
         assert ready, f"{[lane[0].name for lane in lanes if lane]} wait for each other"
         ended |= {lane.pop(0).name for lane in ready}
@@ -97,6 +101,21 @@ def test_a_failure_stops_nothing_and_fails_the_check(run, capsys):
     printed = capsys.readouterr().out
     assert "FAILED tests/test_one.py::test_it" in printed.partition("##### summary")[2]
     assert printed.endswith("FAILED: first\n")
+
+
+def test_a_lane_without_steps_of_its_own_takes_those_that_can_run_in_either(tmp_path, monkeypatch):
+    monkeypatch.setattr(check, "REPORT", tmp_path / "report.json")
+    began = tmp_path / "began"
+    # The first step of the lane "main" ends when the other lane has run the second of those that can run in either.
+    steps = [
+        check.Step("waits", "", ["sh", "-c", f"until [ -e {began} ]; do sleep 0.01; done"], "main"),
+        check.Step("first", "", ["true"], "either"),
+        check.Step("second", "", ["touch", str(began)], "either", ("first",)),
+    ]
+    run = check.Run(steps)
+    run.finish()
+    assert {outcome.outcome for outcome in run.outcomes.values()} == {"passed"}
+    assert set(run.outcomes) == {"waits", "first", "second"}
 
 
 def test_the_cpu_time_of_children_counts(run):
