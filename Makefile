@@ -152,7 +152,7 @@ test-modes: extension ## the Python tests in the development mode and in debug m
 test-loom: prerequisites ## check how threads wake each other in all interleavings
 	$(say) 'interleavings'
 	@RUSTFLAGS='--cfg ringloop_loom' LOOM_MAX_PREEMPTIONS=2 cargo test --locked --target-dir $(CARGO_TARGET_DIR)/loom \
-		-p ringloop-driver -p ringloop --lib model $(ARGS)
+		-p ringloop-driver -p ringloop-reactor -p ringloop --lib model $(ARGS)
 
 test-minimal: prerequisites ## compile and test with the oldest dependencies and Rust allowed
 	$(say) 'the oldest dependencies'
@@ -224,9 +224,9 @@ test-package: extension $(VENV)/.wheels-installed ## this machine's wheels and t
 	@$(python) tools/try_wheels.py $(package) $(ARGS)
 	@$(pytest) packages-$(minor_version) tests/packages
 
-crates: prerequisites ## package both crates as for crates.io; uploads nothing
+crates: prerequisites ## package the crates as for crates.io; uploads nothing
 	$(say) 'the crates, as crates.io would get them'
-	@cargo publish --dry-run --locked -p ringloop-driver -p ringloop $(ARGS)
+	@cargo publish --dry-run --locked -p ringloop-driver -p ringloop-reactor -p ringloop $(ARGS)
 
 deny: prerequisites $(VENV)/.wheels-installed ## check licences, sources and advisories of all crates
 	$(say) "licences and sources of all crates"
@@ -236,7 +236,7 @@ deny: prerequisites $(VENV)/.wheels-installed ## check licences, sources and adv
 		else echo 'deny: advisories left out: $(advisories) cannot be reached'; fi
 
 semver: prerequisites ## compare the crates' interfaces with those on crates.io
-	@command -v cargo-semver-checks >/dev/null && cargo semver-checks -p ringloop-driver -p ringloop || \
+	@command -v cargo-semver-checks >/dev/null && cargo semver-checks -p ringloop-driver -p ringloop-reactor -p ringloop || \
 		{ ! command -v cargo-semver-checks >/dev/null && echo 'semver: left out: cargo-semver-checks is not installed (cargo install --locked cargo-semver-checks)'; }
 
 ringlab-packages: prerequisites $(VENV)/.wheels-installed ## ringlab's wheels and source distribution, in dist; ARGS="--fast"
@@ -258,7 +258,7 @@ release-check: prerequisites $(VENV)/.wheels-installed ## all of docs/releasing.
 	@$(MAKE) deny crates ARGS=
 	@$(MAKE) wheels ringlab-packages
 	@$(VENV)/bin/maturin sdist --out dist
-	@cargo package --quiet --locked --no-verify -p ringloop-driver -p ringloop
+	@cargo package --quiet --locked --no-verify -p ringloop-driver -p ringloop-reactor -p ringloop
 	@cp $(CARGO_TARGET_DIR)/package/ringloop*-$$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1).crate dist
 	@$(VENV)/bin/twine check --strict dist/*.whl dist/*.tar.gz
 	@$(MAKE) try-wheels ARGS=
@@ -310,7 +310,7 @@ lint-rust: prerequisites $(VENV)/.tools-installed
 	$(say) clippy
 	@$(for_python) cargo clippy --locked --quiet --workspace --all-targets --all-features -- -D warnings
 	$(say) rustdoc
-	@$(for_python) RUSTDOCFLAGS='-D warnings' cargo doc --locked --quiet --no-deps --all-features -p ringloop-driver -p ringloop -p ringloop-http
+	@$(for_python) RUSTDOCFLAGS='-D warnings' cargo doc --locked --quiet --no-deps --all-features -p ringloop-driver -p ringloop-reactor -p ringloop -p ringloop-http
 
 lint-python: extension $(VENV)/.lint-installed
 	$(say) ruff

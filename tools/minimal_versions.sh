@@ -13,12 +13,12 @@ target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 folder=$target/minimal-versions
 rm -rf "$folder/copy"
 mkdir -p "$folder/copy/crates"
-cp -r crates/ringloop-driver crates/ringloop crates/ringloop-http "$folder/copy/crates"
+cp -r crates/ringloop-driver crates/ringloop-reactor crates/ringloop crates/ringloop-http "$folder/copy/crates"
 # Files that the tests of ringloop-http include.
 cp --parents crates/ringloop-python/src/{reserve,tls/records}.rs "$folder/copy"
 # The guide is tested as documentation of a crate.
 cp -r docs "$folder/copy"
-sed 's|^members = .*|members = ["crates/ringloop-driver", "crates/ringloop", "crates/ringloop-http"]|' Cargo.toml >"$folder/copy/Cargo.toml"
+sed 's|^members = .*|members = ["crates/ringloop-driver", "crates/ringloop-reactor", "crates/ringloop", "crates/ringloop-http"]|' Cargo.toml >"$folder/copy/Cargo.toml"
 cd "$folder/copy"
 RUSTC_BOOTSTRAP=1 cargo update --quiet -Z direct-minimal-versions
 export CARGO_TARGET_DIR=$folder/build

@@ -21,6 +21,8 @@ from collections.abc import Iterator
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DIST = ROOT / "dist"
+CRATES = ("ringloop-driver", "ringloop-reactor", "ringloop")
+"""Those on crates.io."""
 WHEELS = 20
 """Five Pythons, two machines, two C libraries."""
 
@@ -67,7 +69,7 @@ def relative_links(text: str) -> list[str]:
 
 def wrong_descriptions() -> Iterator[str]:
     """Yield what PyPI and crates.io would show wrongly."""
-    for name in ("README.md", "lab/README.md", "crates/ringloop/README.md", "crates/ringloop-driver/README.md"):
+    for name in ("README.md", "lab/README.md", *(f"crates/{crate}/README.md" for crate in CRATES)):
         if links := relative_links((ROOT / name).read_text()):
             yield f"{name}: {len(links)} links are relative, such as {links[0]}; PyPI and crates.io cannot follow them"
 
@@ -96,7 +98,7 @@ def wrong_files(wanted: str) -> Iterator[str]:
         yield f"dist has {len(wheels)} wheels of ringloop {wanted} instead of {WHEELS}"
     others = {f"ringlab-{wanted}-py3-none-manylinux_2_28_{machine}.whl" for machine in ("x86_64", "aarch64")}
     others |= {f"{name}-{wanted}.tar.gz" for name in ("ringloop", "ringlab")}
-    others |= {f"{name}-{wanted}.crate" for name in ("ringloop", "ringloop-driver")}
+    others |= {f"{name}-{wanted}.crate" for name in CRATES}
     for name in sorted(others - names):
         yield f"dist has no {name}"
     for name in sorted(names - wheels - others):

@@ -27,7 +27,7 @@ build() { # build NAME
         "$python" tools/wheels.py --here --output "$output" "$@"
         "$python" -m maturin sdist --out "$output"
         "$python" tools/ringlab_packages.py --here --output "$output" "$@"
-        cargo package --quiet --locked --no-verify -p ringloop-driver -p ringloop
+        cargo package --quiet --locked --no-verify -p ringloop-driver -p ringloop-reactor -p ringloop
         cp target/package/*.crate "$output"
     )
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run the Rust tests of the driver and of the runtime under a sanitizer, or the parts that need no kernel under Miri or Valgrind.
+# Run the Rust tests of the driver, the reactor and the runtime under a sanitizer, or the parts that need no kernel under Miri or Valgrind.
 # usage: tools/sanitize.sh address|thread|miri|memcheck [--threads] [ARGUMENT OF CARGO TEST...]
 # With --threads, the unit tests run, and the tests in which threads interact. Without it, and without --lib or --test among the
 # arguments, all tests run. Exits with 0 if they passed, and with 77 if something is missing; a message on stderr says what.
@@ -33,14 +33,14 @@ case $kind in
 miri)
     cargo +nightly miri --version >/dev/null 2>&1 || lacks 'Miri is not installed (rustup +nightly component add miri)'
     exec env MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test --locked --target-dir "$folder" \
-        -p ringloop-driver -p ringloop --lib "$@" -- "${without_kernel[@]}"
+        -p ringloop-driver -p ringloop-reactor -p ringloop --lib "$@" -- "${without_kernel[@]}"
     ;;
 memcheck)
     command -v valgrind >/dev/null || lacks 'Valgrind is not installed'
     runner=CARGO_TARGET_$(tr 'a-z-' 'A-Z_' <<<"$target")_RUNNER
     # The test harness leaves memory that is reported as possibly lost.
     export "$runner=valgrind --quiet --error-exitcode=1 --leak-check=full --show-leak-kinds=definite --errors-for-leak-kinds=definite"
-    exec env PROPTEST_CASES=8 cargo test --locked -p ringloop-driver -p ringloop --all-features --lib "$@" -- "${without_kernel[@]}"
+    exec env PROPTEST_CASES=8 cargo test --locked -p ringloop-driver -p ringloop-reactor -p ringloop --all-features --lib "$@" -- "${without_kernel[@]}"
     ;;
 address | thread) ;;
 *) echo "unknown: $kind" >&2; exit 1 ;;
@@ -111,7 +111,7 @@ export TSAN_OPTIONS=die_after_fork=0
 export PROPTEST_CASES=${PROPTEST_CASES:-32}
 # Tests that measure the memory and time of idle connections make no sense under a sanitizer.
 export RINGLOOP_TEST_SANITIZER=$kind
-built=(--locked "${cargo_flags[@]}" --target "$target" --target-dir "$folder" -p ringloop-driver -p ringloop --all-features)
+built=(--locked "${cargo_flags[@]}" --target "$target" --target-dir "$folder" -p ringloop-driver -p ringloop-reactor -p ringloop --all-features)
 if [[ " $* " != *' --lib '* && " $* " != *' --test '* ]]; then
     set -- --tests "$@"
     # With --tests cargo builds no examples, but one of the tests runs them.

@@ -75,6 +75,7 @@ def test_files_that_are_missing_or_do_not_belong_are_named(repository):
         "dist has no ringlab-1.2.3.tar.gz",
         "dist has no ringloop-1.2.3.crate",
         "dist has no ringloop-driver-1.2.3.crate",
+        "dist has no ringloop-reactor-1.2.3.crate",
         "dist has ringloop-1.2.2.tar.gz, which is no part of 1.2.3",
     ]
 

@@ -17,9 +17,9 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::{PyTraverseError, PyVisit};
-use ringloop::timers::TimerKey;
-use ringloop::{Reactor, ReactorConfig};
 use ringloop_driver::{BackendKind, Event, Waker};
+use ringloop_reactor::timers::TimerKey;
+use ringloop_reactor::{Reactor, ReactorConfig};
 
 use crate::buffers::{Batch, Received};
 use crate::handle::HandleRef;

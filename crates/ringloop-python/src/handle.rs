@@ -26,7 +26,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use pyo3::{PyTraverseError, PyVisit};
-use ringloop::timers::TimerKey;
+use ringloop_reactor::timers::TimerKey;
 
 use crate::names::intern;
 use crate::native_type::Head;

@@ -12,9 +12,9 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyString, PyTuple, PyType};
 use pyo3::{PyTraverseError, PyVisit};
-use ringloop::busy_poll::UnknownBusyPoll;
-use ringloop::{BusyPoll, ReactorConfig};
 use ringloop_driver::{BackendChoice, UnknownBackend};
+use ringloop_reactor::busy_poll::UnknownBusyPoll;
+use ringloop_reactor::{BusyPoll, ReactorConfig};
 
 use self::fast_calls::loop_keyword;
 use crate::buffers::{FileSending, Received};

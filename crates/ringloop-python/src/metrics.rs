@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use pyo3::prelude::*;
-use ringloop::ReactorCounters;
-use ringloop::clock::Ticks;
+use ringloop_reactor::ReactorCounters;
+use ringloop_reactor::clock::Ticks;
 
 use crate::support::GilCell;
 

@@ -23,7 +23,7 @@ use std::thread;
 use std::time::Duration;
 
 use pyo3::prelude::*;
-use ringloop::clock;
+use ringloop_reactor::clock;
 
 use crate::metrics::Meter;
 

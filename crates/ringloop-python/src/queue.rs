@@ -11,7 +11,7 @@ use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
 use pyo3::type_object::PyTypeInfo;
 use pyo3::{PyTraverseError, PyVisit};
-use ringloop::timers::{TimerKey, Timers};
+use ringloop_reactor::timers::{TimerKey, Timers};
 
 use crate::handle::HandleRef;
 use crate::names::intern;

@@ -4,7 +4,7 @@
 
 use pyo3::ffi;
 use pyo3::prelude::*;
-use ringloop::clock;
+use ringloop_reactor::clock;
 
 use crate::event_loop::Loop;
 use crate::handle::{self, Call, Deadline, HandleRef};

@@ -6,7 +6,7 @@
 
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
-use ringloop::clock;
+use ringloop_reactor::clock;
 
 use crate::metrics::Meter;
 use crate::names::intern;

@@ -9,8 +9,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
-use ringloop::{Reactor, clock};
 use ringloop_driver::{Event, Peek};
+use ringloop_reactor::{Reactor, clock};
 
 use crate::datagram::{self, DatagramTransport};
 use crate::event_loop::Loop;

@@ -14,8 +14,8 @@ use std::thread;
 use std::time::Duration;
 
 use ringloop_driver::affinity;
+use ringloop_reactor::panics;
 
-use crate::panics;
 use crate::sys::PerProcess;
 
 const THREADS_MAX: usize = 64;

@@ -10,11 +10,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use ringloop_driver::{Driver, Fault, Readiness, SENT_BY_COPY, SENT_WITHOUT_COPY, Script, Step};
+use ringloop_reactor::{BusyPoll, Reactor};
 
-use crate::busy_poll::BusyPoll;
 use crate::fs::File;
 use crate::net::{TcpListener, TcpStream};
-use crate::reactor::Reactor;
 use crate::runtime::{Runtime, RuntimeConfig, yield_now};
 use crate::time::sleep;
 

@@ -5,8 +5,7 @@
 //! shares nothing on its hot path. The
 //! [guide](https://github.com/ringloop/ringloop/blob/main/docs/rust.md) explains the parts.
 //!
-#![cfg_attr(feature = "runtime", doc = "```")]
-#![cfg_attr(not(feature = "runtime"), doc = "```ignore")]
+//! ```
 //! use ringloop::server::{Connection, Handler, Server};
 //! use std::io;
 //!
@@ -38,60 +37,16 @@
 //! # The reactor
 //!
 //! Below the runtime is one object that waits for events from the kernel, for the deadlines of timers and for other
-//! threads. Where it pays, it polls for a short while before it sleeps. It is public because ringloop's Python event
-//! loop uses it without the runtime.
-//!
-//! | module | contents |
-//! | --- | --- |
-//! | [`reactor`] | [`Reactor`]: the driver, a waker, and [`Reactor::turn`], the only wait |
-//! | [`busy_poll`] | [`BusyPoll`]: whether and how long to poll before sleeping |
-//! | [`timers`] | [`timers::Timers`]: fast insertion, cancellation and expiry with a million timers |
-//! | [`inbox`] | [`inbox::Inbox`]: values from other threads, which wake the reactor only if necessary |
-//! | [`clock`] | [`clock::now_ns`]: the clock of all deadlines |
-//!
-//! The parts do not call one another. An event loop owns a [`Reactor`], its [`timers::Timers`] and perhaps an
-//! [`inbox::Inbox`], and a turn of it looks like this:
-//!
-//! ```
-//! use ringloop::{Reactor, ReactorConfig, clock, inbox::Inbox, timers::Timers};
-//!
-//! # fn main() -> std::io::Result<()> {
-//! let mut reactor = Reactor::new(&ReactorConfig::default())?;
-//! let mut inbox = Inbox::new(reactor.waker());
-//! let mut timers = Timers::new();
-//! timers.insert(clock::now_ns() + 1_000_000, "one millisecond later");
-//! let sender = inbox.sender();
-//! let thread = std::thread::spawn(move || sender.send("from another thread"));
-//!
-//! let mut events = Vec::new();
-//! let mut messages = Vec::new();
-//! let mut seen = Vec::new();
-//! while seen.len() < 2 {
-//!     if inbox.prepare_wait() {
-//!         reactor.turn(timers.next_deadline_ns(), &mut events)?;
-//!     } else {
-//!         reactor.poll_now(&mut events)?;
-//!     }
-//!     for event in events.drain(..) {
-//!         println!("descriptor watched under {:?}: {}", event.token(), event.result());
-//!     }
-//!     inbox.receive(&mut messages);
-//!     seen.append(&mut messages);
-//!     let now_ns = clock::now_ns();
-//!     while let Some(value) = timers.pop_expired(now_ns) {
-//!         seen.push(value);
-//!     }
-//! }
-//! # thread.join().expect("the thread only sends").expect("the inbox is alive");
-//! # Ok(())
-//! # }
-//! ```
+//! threads. It is the crate [`ringloop-reactor`](ringloop_reactor), which is for those who write an event loop of their
+//! own. A program that uses the runtime finds its modules here: [`reactor`], [`busy_poll`], [`timers`], [`inbox`] and
+//! [`clock`].
 //!
 //! # Features
 //!
+//! None is on by default.
+//!
 //! | feature | what it adds |
 //! | --- | --- |
-//! | `runtime` | everything but the reactor; on by default, unlike the others |
 //! | `hyper` | the module `hyper`: hyper's `Read` and `Write` for connections, an executor and a timer |
 //! | `tls` | the module `tls`: TLS connections with rustls, and TLS servers |
 //! | `tokio` | tokio's `AsyncRead` and `AsyncWrite` for connections and their halves, without tokio's runtime |
@@ -102,8 +57,8 @@
 //! # Other crates in the interface
 //!
 //! Types and traits of these crates are part of the interface on purpose, so a new major version of one of them is a
-//! breaking change here: [`bytes`], `async-channel` (as [`channel`]), `ringloop-driver` (as [`driver`]), and with the
-//! features of these names `rustls` (as `tls::rustls`), `hyper`, `tokio` and `futures-io`.
+//! breaking change here: [`bytes`], `async-channel` (as [`channel`]), `ringloop-driver` (as [`driver`]),
+//! `ringloop-reactor`, and with the features of these names `rustls` (as `tls::rustls`), `hyper`, `tokio` and `futures-io`.
 
 #![deny(unsafe_code)]
 // docs.rs shows which feature each item needs.
@@ -111,50 +66,29 @@
 
 #[cfg(any(feature = "futures-io", feature = "hyper", feature = "tokio"))]
 mod adapters;
-#[cfg(feature = "runtime")]
 pub mod blocking;
-pub mod busy_poll;
-pub mod clock;
-#[cfg(all(test, feature = "runtime", feature = "test-util"))]
+#[cfg(all(test, feature = "test-util"))]
 mod faults;
-#[cfg(feature = "runtime")]
 pub mod fs;
 #[cfg(feature = "hyper")]
 pub mod hyper;
-pub mod inbox;
-#[cfg(feature = "runtime")]
 mod metrics;
-#[cfg(feature = "runtime")]
 pub mod net;
-mod panics;
-#[cfg(feature = "runtime")]
 pub mod pool;
-pub mod reactor;
-#[cfg(feature = "runtime")]
 mod runtime;
-#[cfg(feature = "runtime")]
 mod sealed;
-#[cfg(feature = "runtime")]
 pub mod server;
-#[cfg(feature = "runtime")]
 mod shared;
-#[cfg(feature = "runtime")]
 pub mod signal;
-#[cfg(feature = "runtime")]
 mod source;
 mod sys;
-#[cfg(feature = "runtime")]
 mod task;
-#[cfg(feature = "runtime")]
 pub mod time;
-pub mod timers;
 #[cfg(feature = "tls")]
 pub mod tls;
-#[cfg(feature = "runtime")]
 mod trace;
 
 /// Channels between tasks of any workers, and other threads, from the crate `async-channel`.
-#[cfg(feature = "runtime")]
 pub mod channel {
     pub use async_channel::{
         Receiver, Recv, RecvError, Send, SendError, Sender, TryRecvError, TrySendError,
@@ -162,24 +96,20 @@ pub mod channel {
     };
 }
 
-pub use busy_poll::BusyPoll;
-#[cfg(feature = "runtime")]
 pub use bytes;
-#[cfg(feature = "runtime")]
 pub use metrics::Metrics;
-#[cfg(feature = "runtime")]
 pub use pool::{Pool, PoolConfig};
-pub use reactor::{Reactor, ReactorConfig, ReactorCounters};
 pub use ringloop_driver as driver;
-#[cfg(feature = "runtime")]
+#[doc(inline)]
+pub use ringloop_reactor::{
+    BusyPoll, Reactor, ReactorConfig, ReactorCounters, busy_poll, clock, inbox, reactor, timers,
+};
 pub use runtime::{Handle, Runtime, RuntimeConfig, spawn, yield_now};
-#[cfg(feature = "runtime")]
 pub use server::Server;
-#[cfg(feature = "runtime")]
 pub use task::{JoinError, JoinHandle};
 
 /// Compiles the programs of the guide, and of the README.
-#[cfg(all(doctest, feature = "runtime"))]
+#[cfg(doctest)]
 #[doc = include_str!("../GUIDE.md")]
 #[doc = include_str!("../README.md")]
 struct Guide;

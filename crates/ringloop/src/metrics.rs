@@ -7,8 +7,7 @@ use std::cell::Cell;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::clock;
-use crate::reactor;
+use ringloop_reactor::{ReactorCounters, clock};
 
 /// Counts of what a runtime has done since it was created. Times are in nanoseconds.
 ///
@@ -52,7 +51,7 @@ pub struct Metrics {
     /// Together with `busy_ns` it is the time since the runtime was created.
     pub idle_ns: u64,
     /// The reactor's counters: waits, how they went, and the driver's counters.
-    pub reactor: reactor::ReactorCounters,
+    pub reactor: ReactorCounters,
 }
 
 /// The number of counters.

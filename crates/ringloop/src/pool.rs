@@ -12,9 +12,9 @@ use std::time::Duration;
 
 use async_channel as channel;
 use ringloop_driver::affinity;
+use ringloop_reactor::panics;
 
 use crate::metrics::Metrics;
-use crate::panics;
 use crate::runtime::{Handle, Runtime, RuntimeConfig, yield_now};
 use crate::shared::Shared;
 use crate::task::JoinHandle;

@@ -12,12 +12,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
 use ringloop_driver::{BackendKind, Event, SLOTS_MAX};
+use ringloop_reactor::{Reactor, ReactorConfig, clock, inbox::Inbox, panics};
 
-use crate::clock;
-use crate::inbox::Inbox;
 use crate::metrics::Metrics;
-use crate::panics;
-use crate::reactor::{Reactor, ReactorConfig};
 use crate::shared::{Entered, Message, Remote, Shared};
 use crate::task::JoinHandle;
 use crate::trace;

@@ -17,14 +17,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use ringloop_driver::{Driver, Op, Token};
+use ringloop_reactor::{Reactor, clock, panics, timers::Timers};
 
-use crate::clock;
 use crate::metrics::{IoCounters, Metrics};
-use crate::panics;
-use crate::reactor::Reactor;
 use crate::sys;
 use crate::task::{self, JoinHandle, Tasks};
-use crate::timers::Timers;
 use crate::trace;
 pub(crate) use remote::{Message, Orphan, Remote};
 pub(crate) use sources::{Asked, InFlight, Kind, Lent, Sources, Watched};

@@ -1,62 +1,16 @@
-//! Calls that the standard library does not offer in the form that is needed here: some system calls, and the
-//! processor's time stamp counter.
+//! System calls that the standard library does not offer in the form that is needed here.
 
 #![allow(unsafe_code)]
 
-#[cfg(feature = "runtime")]
 use std::io;
-#[cfg(feature = "runtime")]
-use std::mem;
-use std::mem::MaybeUninit;
-#[cfg(feature = "runtime")]
+use std::mem::{self, MaybeUninit};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-#[cfg(feature = "runtime")]
 use std::ptr;
-#[cfg(feature = "runtime")]
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-#[cfg(feature = "runtime")]
 use socket2::{SockAddr, Socket};
 
-/// Returns the time of `CLOCK_MONOTONIC` in nanoseconds, see `clock_gettime(2)`. [`std::time::Instant`] reads the same
-/// clock, but does not reveal its value.
-#[inline]
-pub(crate) fn monotonic_ns() -> u64 {
-    let mut now = MaybeUninit::<libc::timespec>::uninit();
-    // SAFETY: `now` is valid for writes of a timespec, and outlives the call.
-    let result = unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, now.as_mut_ptr()) };
-    // The only errors are a bad address and an unknown clock, and neither can happen.
-    assert_eq!(result, 0, "clock_gettime(CLOCK_MONOTONIC) failed");
-    // SAFETY: clock_gettime returned 0, so it has filled in the whole structure.
-    let now = unsafe { now.assume_init() };
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
-}
-
-/// The processor's time stamp counter.
-#[cfg(target_arch = "x86_64")]
-#[inline]
-pub(crate) fn time_stamp() -> u64 {
-    // SAFETY: every x86-64 processor has the instruction, and Linux lets processes use it (it can be
-    // told not to by prctl(2), and then the vDSO's clock fails as well).
-    unsafe { std::arch::x86_64::_rdtsc() }
-}
-
-/// Never called: `time_stamps_are_trusted` is false.
-#[cfg(not(target_arch = "x86_64"))]
-pub(crate) fn time_stamp() -> u64 {
-    monotonic_ns()
-}
-
-/// Whether the time stamp counter runs at a constant rate, and in step on all CPUs. The kernel checks this, and uses
-/// the counter for its own clock only while it holds.
-pub(crate) fn time_stamps_are_trusted() -> bool {
-    const CLOCK_SOURCE: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
-    cfg!(all(target_arch = "x86_64", not(miri)))
-        && std::fs::read_to_string(CLOCK_SOURCE).is_ok_and(|name| name.trim_end() == "tsc")
-}
-
 /// The process, user and group at the other end of a Unix socket, see `SO_PEERCRED` in `unix(7)`.
-#[cfg(feature = "runtime")]
 pub(crate) fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<(i32, u32, u32)> {
     let mut credentials = MaybeUninit::<libc::ucred>::uninit();
     let mut length = size_of::<libc::ucred>() as libc::socklen_t;
@@ -79,7 +33,6 @@ pub(crate) fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<(i32, u32, 
 }
 
 /// Whether a descriptor is writable at this moment, see `poll(2)`.
-#[cfg(feature = "runtime")]
 pub(crate) fn is_writable_now(descriptor: BorrowedFd<'_>) -> io::Result<bool> {
     let mut polled = libc::pollfd {
         fd: descriptor.as_raw_fd(),
@@ -98,7 +51,6 @@ pub(crate) fn is_writable_now(descriptor: BorrowedFd<'_>) -> io::Result<bool> {
 ///
 /// Calls the kernel directly, as [`send`] does. The C library's wrappers are cancellation points, which cost two atomic
 /// exchanges each in a process with several threads.
-#[cfg(feature = "runtime")]
 pub(crate) fn receive(socket: BorrowedFd<'_>, room: &mut [MaybeUninit<u8>]) -> io::Result<usize> {
     // SAFETY: `room` is valid for writes of its length, and outlives the call. No address is asked for.
     let count = unsafe {
@@ -116,7 +68,6 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, room: &mut [MaybeUninit<u8>]) -> i
 }
 
 /// Sends on a connection, without SIGPIPE if it is closed, see `send(2)`.
-#[cfg(feature = "runtime")]
 pub(crate) fn send(socket: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<usize> {
     // SAFETY: `bytes` is valid for reads of its length, and outlives the call. No address is given.
     let count = unsafe {
@@ -135,7 +86,6 @@ pub(crate) fn send(socket: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<usize> {
 
 /// Accepts a connection from a non-blocking listener, see `accept4(2)`. The connection is non-blocking, too, and closed
 /// on exec. The peer's address is returned even if the peer is already gone.
-#[cfg(feature = "runtime")]
 pub(crate) fn accept(listener: BorrowedFd<'_>) -> io::Result<(Socket, SockAddr)> {
     let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: the storage is valid for writes of the length that is passed with it, and the kernel sets the length to
@@ -153,7 +103,6 @@ pub(crate) fn accept(listener: BorrowedFd<'_>) -> io::Result<(Socket, SockAddr)>
 }
 
 /// Creates a non-blocking counter, see `eventfd(2)`.
-#[cfg(feature = "runtime")]
 pub(crate) fn eventfd() -> io::Result<OwnedFd> {
     // SAFETY: accesses no memory.
     let descriptor = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
@@ -165,7 +114,6 @@ pub(crate) fn eventfd() -> io::Result<OwnedFd> {
 }
 
 /// Whether all writes to an open file go to its end (`O_APPEND`), see `fcntl(2)`.
-#[cfg(feature = "runtime")]
 pub(crate) fn appends(descriptor: BorrowedFd<'_>) -> bool {
     // SAFETY: F_GETFL accesses no memory and changes nothing.
     let flags = unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_GETFL) };
@@ -173,23 +121,19 @@ pub(crate) fn appends(descriptor: BorrowedFd<'_>) -> bool {
 }
 
 /// Whether there are too many open descriptors, here or in the system.
-#[cfg(feature = "runtime")]
 pub(crate) fn is_out_of_descriptors(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
 
 /// The actions that [`restore_default`] has taken the place of, by signal. There is no lock, because a child after
 /// fork(2) might wait for it forever.
-#[cfg(feature = "runtime")]
 static REPLACED: [AtomicPtr<libc::sigaction>; SIGNALS] =
     [const { AtomicPtr::new(ptr::null_mut()) }; SIGNALS];
 
 /// One more than the greatest number of a signal (signal(7)).
-#[cfg(feature = "runtime")]
 const SIGNALS: usize = 65;
 
 /// Exchanges what was replaced for a signal.
-#[cfg(feature = "runtime")]
 fn exchange_replaced(signal: i32, new: Option<libc::sigaction>) -> Option<Box<libc::sigaction>> {
     let place = usize::try_from(signal)
         .ok()
@@ -201,7 +145,6 @@ fn exchange_replaced(signal: i32, new: Option<libc::sigaction>) -> Option<Box<li
 }
 
 /// Restores a signal's default action, see `sigaction(2)`.
-#[cfg(feature = "runtime")]
 pub(crate) fn restore_default(signal: i32) -> io::Result<()> {
     // SAFETY: a sigaction consists of numbers and an optional function, for which all zeroes are valid: the default
     // action, no flags, and an empty mask.
@@ -215,7 +158,6 @@ pub(crate) fn restore_default(signal: i32) -> io::Result<()> {
 }
 
 /// Undoes [`restore_default`], unless another action was installed since.
-#[cfg(feature = "runtime")]
 pub(crate) fn undo_restore_default(signal: i32) -> io::Result<()> {
     let Some(former) = exchange_replaced(signal, None) else {
         return Ok(());
@@ -233,7 +175,6 @@ pub(crate) fn undo_restore_default(signal: i32) -> io::Result<()> {
 ///
 /// # Safety
 /// The action's handler must be one that may be called for the signal at any time, in any thread.
-#[cfg(feature = "runtime")]
 unsafe fn exchange_action(
     signal: i32,
     action: Option<&libc::sigaction>,
@@ -252,18 +193,15 @@ unsafe fn exchange_action(
 
 /// A value that each process creates for itself. After fork(2), a child has none of its parent's threads, and a lock of
 /// the parent's may be held forever.
-#[cfg(feature = "runtime")]
 pub(crate) struct PerProcess<T: 'static> {
     latest: AtomicPtr<OfProcess<T>>,
 }
 
-#[cfg(feature = "runtime")]
 struct OfProcess<T> {
     process: u32,
     value: T,
 }
 
-#[cfg(feature = "runtime")]
 impl<T: Send + Sync> PerProcess<T> {
     pub(crate) const fn new() -> Self {
         Self {

@@ -24,7 +24,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 
-use crate::panics;
+use ringloop_reactor::panics;
+
 pub(crate) use live::Tasks;
 use state::{Begin, State};
 

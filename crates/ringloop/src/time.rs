@@ -9,8 +9,9 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use ringloop_reactor::timers::TimerKey;
+
 use crate::shared::Shared;
-use crate::timers::TimerKey;
 pub use instant::Instant;
 use instant::nanoseconds;
 

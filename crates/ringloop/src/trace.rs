@@ -34,9 +34,8 @@ mod on {
 
     use pin_project_lite::pin_project;
     use ringloop_driver::BackendKind;
+    use ringloop_reactor::panics;
     use tracing::{Instrument, Span, debug, debug_span, error, info, info_span, warn};
-
-    use crate::panics;
 
     pin_project! {
         /// Reports a panic inside the span.

@@ -19,7 +19,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyCFunction};
 use pyo3::{PyTraverseError, PyVisit};
-use ringloop::clock;
+use ringloop_reactor::clock;
 
 use super::mounts;
 use crate::buffers::{self, View};

@@ -11,9 +11,9 @@ mod websocket;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 use pyo3::{PyTraverseError, PyVisit};
-use ringloop::clock;
 use ringloop_http::h1::{self, Event, ParkedHead, Upgrade};
 use ringloop_http::websocket::{Handshake, Refusal};
+use ringloop_reactor::clock;
 
 use super::counters::Begun;
 use super::deadlines::Kind;

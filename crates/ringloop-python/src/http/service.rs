@@ -7,11 +7,11 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
-use ringloop::clock;
 use ringloop_http::Lines;
 use ringloop_http::h1::{self, Limits};
 use ringloop_http::h2;
 use ringloop_http::websocket::{Config, Pool};
+use ringloop_reactor::clock;
 
 use super::access_log::{self, Entry};
 use super::calls;

@@ -3,7 +3,7 @@
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use pyo3::{PyTraverseError, PyVisit};
-use ringloop::clock;
+use ringloop_reactor::clock;
 
 use super::connection::Connection;
 use super::deadlines::Kind;

@@ -12,10 +12,10 @@ use std::collections::VecDeque;
 use pyo3::exceptions::PyUnicodeDecodeError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use ringloop::clock;
 use ringloop_http::websocket::{
     Connection as Codec, ControlFrame, Event, Failure, Handshake, Payload, SendError,
 };
+use ringloop_reactor::clock;
 
 use super::service::HttpService;
 use crate::objects;

@@ -2,7 +2,7 @@
 
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
-use ringloop::clock;
+use ringloop_reactor::clock;
 
 use crate::event_loop::Loop;
 use crate::objects::New;
@@ -12,7 +12,7 @@ pub(super) fn snapshot<'py>(py: Python<'py>, event_loop: &Loop) -> PyResult<Boun
     let now_ns = clock::now_ns();
     let reactor = {
         let reactor = event_loop.reactor.get(py);
-        reactor.as_deref().map(ringloop::Reactor::counters)
+        reactor.as_deref().map(ringloop_reactor::Reactor::counters)
     };
     let (ready, timers) = {
         let queue = event_loop.queue.get(py);

@@ -7,7 +7,8 @@ use std::future::Future;
 use std::sync::Arc;
 
 #[cfg(feature = "hyper")]
-use crate::inbox::SendError;
+use ringloop_reactor::inbox::SendError;
+
 use crate::metrics::Metrics;
 use crate::shared::{Message, Orphan, Remote, Shared};
 use crate::task::{self, JoinHandle};

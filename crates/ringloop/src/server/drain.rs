@@ -7,9 +7,9 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker, ready};
 
+use ringloop_reactor::panics;
 use slab::Slab;
 
-use crate::panics;
 use crate::source::{Asked, Recheck};
 
 /// Whether a worker's connections have been asked to end, and who wants to know.

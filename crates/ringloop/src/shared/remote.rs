@@ -4,8 +4,9 @@
 use std::any::Any;
 use std::sync::Arc;
 
+use ringloop_reactor::inbox::Sender;
+
 use super::CURRENT;
-use crate::inbox::Sender;
 use crate::metrics::Published;
 use crate::task::{self, Runnable, Schedule};
 

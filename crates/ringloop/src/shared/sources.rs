@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use ringloop_driver::{BackendKind, Event, Op, Readiness, Token};
+use ringloop_reactor::panics;
 
 use super::waiters::Waiters;
 use super::{Shared, elsewhere};
-use crate::panics;
 
 /// Maps each token to whoever its events concern, by the token's index.
 pub(crate) struct Sources {

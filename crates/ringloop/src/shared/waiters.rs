@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::collections::VecDeque;
 use std::task::{Context, Waker};
 
-use crate::panics;
+use ringloop_reactor::panics;
 
 /// The ticket of the seat that is not shared.
 const ALONE: u64 = u64::MAX;

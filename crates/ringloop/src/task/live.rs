@@ -112,9 +112,11 @@ mod model {
     use loom::thread;
 
     use super::*;
-    use crate::inbox::{Inbox, Sender};
-    use crate::reactor::{Reactor, ReactorConfig};
     use crate::task::{self, Schedule};
+    use ringloop_reactor::{
+        Reactor, ReactorConfig,
+        inbox::{Inbox, Sender},
+    };
 
     /// A runtime of another thread.
     struct Owner(Sender<Runnable>);

@@ -153,13 +153,13 @@ mod model {
     /// Two wakes, one of them perhaps during a poll, are both noticed. A lost wake would be a deadlock.
     #[test]
     fn a_wake_from_another_thread_reaches_a_runtime_that_sleeps() {
-        use crate::inbox::Mailbox;
         use loom::sync::Notify;
+        use ringloop_reactor::inbox::Mailbox;
 
         loom::model(|| {
             let state = Arc::new(State::scheduled());
             state.begin();
-            let mailbox = Arc::new(Mailbox::new());
+            let mailbox = Arc::new(Mailbox::default());
             let wake = Arc::new(Notify::new());
             let causes = Arc::new(AtomicUsize::new(0));
             let waker = {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::{Add, AddAssign, Sub, SubAssign};
 use std::time::Duration;
 
-use crate::clock;
+use ringloop_reactor::clock;
 
 /// A point in time, on the clock of all deadlines ([`crate::clock`]): `CLOCK_MONOTONIC`, in nanoseconds.
 ///

@@ -9,9 +9,9 @@ use bytes::Bytes;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyDict};
-use ringloop::clock;
 use ringloop_http::ResponseError;
 use ringloop_http::h2::{self, Event};
+use ringloop_reactor::clock;
 
 use super::http1::connection;
 use super::{Connection, FIRST_REQUEST_S, REQUESTS_PER_TURN};

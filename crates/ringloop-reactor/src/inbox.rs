@@ -8,23 +8,23 @@
 use std::fmt;
 use std::sync::{Arc, PoisonError};
 
-#[cfg(all(test, ringloop_loom))]
+#[cfg(ringloop_loom)]
 use loom::sync::atomic::{AtomicBool, Ordering};
-#[cfg(all(test, ringloop_loom))]
+#[cfg(ringloop_loom)]
 use loom::sync::{Mutex, MutexGuard};
 use ringloop_driver::Waker;
 
 use crate::panics;
-#[cfg(not(all(test, ringloop_loom)))]
+#[cfg(not(ringloop_loom))]
 use std::sync::atomic::{AtomicBool, Ordering};
-#[cfg(not(all(test, ringloop_loom)))]
+#[cfg(not(ringloop_loom))]
 use std::sync::{Mutex, MutexGuard};
 
 /// The receiving end, owned by the event loop.
 ///
 /// ```
-/// use ringloop::inbox::Inbox;
-/// use ringloop::{Reactor, ReactorConfig};
+/// use ringloop_reactor::inbox::Inbox;
+/// use ringloop_reactor::{Reactor, ReactorConfig};
 ///
 /// let mut reactor = Reactor::new(&ReactorConfig::default())?;
 /// let mut inbox = Inbox::new(reactor.waker());
@@ -64,8 +64,11 @@ struct Shared<T> {
 }
 
 /// The values that were not received yet, and whether the receiver must be woken for them.
+///
+/// Public only for the models of other crates (`make test-loom`), whose receiver does not wait in the kernel.
+#[doc(hidden)]
 #[derive(Debug)]
-pub(crate) struct Mailbox<T> {
+pub struct Mailbox<T> {
     state: Mutex<State<T>>,
     /// Whether `state.values` has values, so that checking an empty inbox takes no lock. Only a hint: before it sleeps,
     /// the receiver checks under the lock.
@@ -81,8 +84,8 @@ struct State<T> {
     closed: bool,
 }
 
-impl<T> Mailbox<T> {
-    pub(crate) fn new() -> Self {
+impl<T> Default for Mailbox<T> {
+    fn default() -> Self {
         Self {
             state: Mutex::new(State {
                 values: Vec::new(),
@@ -92,7 +95,9 @@ impl<T> Mailbox<T> {
             waiting: AtomicBool::new(false),
         }
     }
+}
 
+impl<T> Mailbox<T> {
     /// The lock is held only to move a few words, so it is not poisoned unless an allocation fails, and even then the
     /// state is consistent.
     fn lock(&self) -> MutexGuard<'_, State<T>> {
@@ -100,7 +105,7 @@ impl<T> Mailbox<T> {
     }
 
     /// Adds a value. Returns true if the caller must wake the receiver.
-    pub(crate) fn push(&self, value: T) -> Result<bool, SendError<T>> {
+    pub fn push(&self, value: T) -> Result<bool, SendError<T>> {
         let mut state = self.lock();
         if state.closed {
             return Err(SendError(value));
@@ -113,7 +118,7 @@ impl<T> Mailbox<T> {
     }
 
     /// See [`Inbox::receive`].
-    pub(crate) fn receive(&self, values: &mut Vec<T>) {
+    pub fn receive(&self, values: &mut Vec<T>) {
         self.waiting.store(false, Ordering::Relaxed);
         if !self.pending.load(Ordering::Acquire) {
             return;
@@ -129,7 +134,7 @@ impl<T> Mailbox<T> {
     }
 
     /// See [`Inbox::prepare_wait`].
-    pub(crate) fn prepare_wait(&self) -> bool {
+    pub fn prepare_wait(&self) -> bool {
         let state = self.lock();
         let nothing = state.values.is_empty();
         self.waiting.store(nothing, Ordering::Relaxed);
@@ -152,7 +157,7 @@ impl<T> Inbox<T> {
     /// [`Reactor::waker`](crate::Reactor::waker).
     pub fn new(waker: Waker) -> Self {
         let shared = Shared {
-            mailbox: Mailbox::new(),
+            mailbox: Mailbox::default(),
             waker,
         };
         Self {
@@ -358,7 +363,7 @@ mod model {
     #[test]
     fn no_value_is_left_behind_and_no_wake_is_lost() {
         loom::model(|| {
-            let mailbox = Arc::new(Mailbox::new());
+            let mailbox = Arc::new(Mailbox::default());
             let wake = Arc::new(Notify::new());
             let senders: Vec<_> = (1..=2)
                 .map(|value| {
@@ -388,7 +393,7 @@ mod model {
     #[test]
     fn a_value_for_a_receiver_that_goes_is_not_lost() {
         loom::model(|| {
-            let mailbox = Arc::new(Mailbox::new());
+            let mailbox = Arc::new(Mailbox::default());
             let value = Arc::new(());
             let sender = {
                 let (mailbox, value) = (Arc::clone(&mailbox), Arc::clone(&value));

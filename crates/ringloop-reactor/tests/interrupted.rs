@@ -1,6 +1,6 @@
 //! A signal ends a wait. Runs in its own process, because a signal may be delivered to any thread of a process.
 
-use ringloop::{BusyPoll, Reactor, ReactorConfig};
+use ringloop_reactor::{BusyPoll, Reactor, ReactorConfig};
 use std::io::ErrorKind;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -36,7 +36,7 @@ fn start_alarms() {
 
 /// Without the test harness, whose main thread would receive the signals instead of the one that waits.
 fn main() {
-    use ringloop::driver::BackendChoice;
+    use ringloop_reactor::driver::BackendChoice;
     start_alarms();
     for backend in [BackendChoice::Epoll, BackendChoice::IoUring] {
         let mut config = ReactorConfig::default();

@@ -4,8 +4,7 @@ use std::mem;
 use std::panic::{self, AssertUnwindSafe};
 
 /// The message of a panic, if its payload is a string.
-#[cfg(feature = "runtime")]
-pub(crate) fn message(payload: &(dyn std::any::Any + Send)) -> Option<&str> {
+pub fn message(payload: &(dyn std::any::Any + Send)) -> Option<&str> {
     payload
         .downcast_ref::<&str>()
         .copied()
@@ -14,7 +13,7 @@ pub(crate) fn message(payload: &(dyn std::any::Any + Send)) -> Option<&str> {
 
 /// Calls the user's code where nobody is left to report a panic to: the panic hook has reported it. Returns false if it
 /// panicked.
-pub(crate) fn contain(call: impl FnOnce()) -> bool {
+pub fn contain(call: impl FnOnce()) -> bool {
     let Err(payload) = panic::catch_unwind(AssertUnwindSafe(call)) else {
         return true;
     };
@@ -27,12 +26,12 @@ pub(crate) fn contain(call: impl FnOnce()) -> bool {
 }
 
 /// Drops a value of a user's type, and contains a panic of its destructor.
-pub(crate) fn discard<T>(value: T) {
+pub fn discard<T>(value: T) {
     contain(|| drop(value));
 }
 
 /// Drops values one by one. If a collection is dropped as a whole, the second destructor that panics ends the process.
-pub(crate) fn discard_each<T>(values: impl IntoIterator<Item = T>) {
+pub fn discard_each<T>(values: impl IntoIterator<Item = T>) {
     for value in values {
         discard(value);
     }

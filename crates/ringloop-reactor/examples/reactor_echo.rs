@@ -1,7 +1,7 @@
 //! An echo server directly on the reactor: no tasks, no callbacks, one thread.
 //!
 //! ```text
-//! cargo run --release -p ringloop --example reactor_echo -- 127.0.0.1:5050
+//! cargo run --release -p ringloop-reactor --example reactor_echo -- 127.0.0.1:5050
 //! RINGLOOP_BACKEND=epoll RINGLOOP_BUSY_POLL=off cargo run --release ...
 //! ```
 //!
@@ -13,8 +13,8 @@
 //! therefore stays in the CPU's cache. If a connection leaves data behind, no further event will come: such connections
 //! are kept in a list, and while it is not empty the loop does not wait.
 
-use ringloop::driver::{Event, Interest, Mode, Token};
-use ringloop::{Reactor, ReactorConfig};
+use ringloop_reactor::driver::{Event, Interest, Mode, Token};
+use ringloop_reactor::{Reactor, ReactorConfig};
 use std::collections::HashMap;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};

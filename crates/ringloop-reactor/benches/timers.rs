@@ -2,7 +2,7 @@
 //! the same work: `BTreeMap` (every cancellation removes) and `BinaryHeap` (cancelled entries stay until their
 //! deadline).
 //!
-//! `cargo bench -p ringloop --bench timers` prints nanoseconds per operation, the best of five rounds. With `--
+//! `cargo bench -p ringloop-reactor --bench timers` prints nanoseconds per operation, the best of five rounds. With `--
 //! --quick`, and in `cargo test --benches`, it only checks that it works.
 //!
 //! - *insert*: from none to n, with random deadlines within 10 s.
@@ -12,7 +12,7 @@
 //! - *expire and renew*: with n alive, the earliest expires and is inserted again, up to 10 s later.
 //! - *expire all*: from n to none, in order.
 
-use ringloop::timers::{TimerKey, Timers};
+use ringloop_reactor::timers::{TimerKey, Timers};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::hint::black_box;

@@ -11,8 +11,8 @@ use crate::sys;
 /// machines.
 ///
 /// ```
-/// let before_ns = ringloop::clock::now_ns();
-/// assert!(ringloop::clock::now_ns() >= before_ns);
+/// let before_ns = ringloop_reactor::clock::now_ns();
+/// assert!(ringloop_reactor::clock::now_ns() >= before_ns);
 /// ```
 #[inline]
 pub fn now_ns() -> u64 {
@@ -26,7 +26,7 @@ pub fn now_ns() -> u64 {
 /// nanoseconds. In return it costs a fifth of [`now_ns`] and does not stall the pipeline.
 ///
 /// ```
-/// use ringloop::clock::Ticks;
+/// use ringloop_reactor::clock::Ticks;
 ///
 /// let ticks = Ticks::new();
 /// let start = ticks.now();

@@ -39,12 +39,12 @@ const VARIABLE: &str = "RINGLOOP_BUSY_POLL";
 /// number of microseconds.
 ///
 /// ```
-/// use ringloop::BusyPoll;
+/// use ringloop_reactor::BusyPoll;
 /// use std::time::Duration;
 ///
 /// assert_eq!("50".parse::<BusyPoll>()?, BusyPoll::Fixed(Duration::from_micros(50)));
 /// assert_eq!(BusyPoll::Adaptive.to_string(), "adaptive");
-/// # Ok::<(), ringloop::busy_poll::UnknownBusyPoll>(())
+/// # Ok::<(), ringloop_reactor::busy_poll::UnknownBusyPoll>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]

@@ -15,7 +15,7 @@ const PEEKS_PER_CLOCK_READ: u32 = 4;
 /// By default the driver chooses its backend, and waiting is adaptive.
 ///
 /// ```
-/// use ringloop::{BusyPoll, Reactor, ReactorConfig};
+/// use ringloop_reactor::{BusyPoll, Reactor, ReactorConfig};
 ///
 /// let mut config = ReactorConfig::from_env()?;
 /// config.busy_poll = BusyPoll::Off;
@@ -73,8 +73,8 @@ pub struct ReactorCounters {
 /// A driver, a way to wake it from other threads, and a wait with a deadline.
 ///
 /// ```
-/// use ringloop::{Reactor, ReactorConfig, clock};
-/// use ringloop::driver::{Interest, Mode};
+/// use ringloop_reactor::{Reactor, ReactorConfig, clock};
+/// use ringloop_reactor::driver::{Interest, Mode};
 /// use std::io::Write;
 /// use std::os::fd::AsRawFd;
 /// use std::os::unix::net::UnixStream;
@@ -183,8 +183,8 @@ impl Reactor {
     }
 
     /// Time spent waiting, asleep and polling.
-    #[cfg(feature = "runtime")]
-    pub(crate) fn waited_ns(&self) -> u64 {
+    #[inline]
+    pub fn waited_ns(&self) -> u64 {
         let waits = self.policy.counters();
         waits.blocked_ns + waits.spun_ns
     }

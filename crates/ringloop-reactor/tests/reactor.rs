@@ -1,8 +1,8 @@
 //! The promises of a [`Reactor`] to an event loop that waits with it, on each backend that this
 //! machine grants.
 
-use ringloop::driver::{BackendChoice, BackendKind, Event, Interest, Mode};
-use ringloop::{BusyPoll, Reactor, ReactorConfig, clock};
+use ringloop_reactor::driver::{BackendChoice, BackendKind, Event, Interest, Mode};
+use ringloop_reactor::{BusyPoll, Reactor, ReactorConfig, clock};
 use std::io::{ErrorKind, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;

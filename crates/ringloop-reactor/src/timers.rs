@@ -13,7 +13,7 @@
 //! It reads no clock. Deadlines are plain numbers, in practice those of [`crate::clock::now_ns`].
 //!
 //! ```
-//! use ringloop::timers::Timers;
+//! use ringloop_reactor::timers::Timers;
 //!
 //! let mut timers = Timers::new();
 //! let late = timers.insert(2_000, "late");

@@ -137,6 +137,7 @@ impl Policy {
         };
     }
 
+    #[inline]
     pub(crate) fn counters(&self) -> WaitCounters {
         self.counters
     }
