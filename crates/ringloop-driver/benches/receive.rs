@@ -24,8 +24,8 @@ enum Way {
     Raw,
     /// An edge watch per connection. Reads and writes directly, all into one hot buffer.
     Watch(BackendChoice),
-    /// A receive operation per connection, into a buffer of its own. Writes directly.
-    ReceiveOperation(BackendChoice),
+    /// A read operation per connection, into a buffer of its own. Writes directly.
+    ReadOperation(BackendChoice),
 }
 
 const WAYS: [(&str, Way); 4] = [
@@ -39,8 +39,8 @@ const WAYS: [(&str, Way); 4] = [
         Way::Watch(BackendChoice::IoUring),
     ),
     (
-        "io_uring receive operation per connection",
-        Way::ReceiveOperation(BackendChoice::IoUring),
+        "io_uring read operation per connection",
+        Way::ReadOperation(BackendChoice::IoUring),
     ),
 ];
 
@@ -128,7 +128,7 @@ fn main() {
 fn uses_io_uring(way: Way) -> bool {
     matches!(
         way,
-        Way::Watch(BackendChoice::IoUring) | Way::ReceiveOperation(BackendChoice::IoUring)
+        Way::Watch(BackendChoice::IoUring) | Way::ReadOperation(BackendChoice::IoUring)
     )
 }
 
@@ -161,7 +161,7 @@ fn run(way: Way, size: usize, messages: usize) -> f64 {
         match way {
             Way::Raw => serve_raw(servers),
             Way::Watch(choice) => serve_by_watch(choice, servers),
-            Way::ReceiveOperation(choice) => serve_by_operation(choice, servers),
+            Way::ReadOperation(choice) => serve_by_operation(choice, servers),
         }
         thread_cpu().saturating_sub(before)
     });
@@ -302,10 +302,10 @@ fn serve_by_operation(choice: BackendChoice, streams: Vec<TcpStream>) {
         buffer.clear();
         // SAFETY: the connections are closed when all operations on them are over.
         let fd = unsafe { SharedFd::borrow_raw(fd) };
-        Op::Recv {
+        Op::Read {
             fd,
             buffer,
-            flags: 0,
+            offset: None,
         }
     };
     for stream in streams {
@@ -333,7 +333,7 @@ fn serve_by_operation(choice: BackendChoice, streams: Vec<TcpStream>) {
                 continue;
             }
             let count = event.io_result().unwrap();
-            let Some(Op::Recv { fd, buffer, .. }) = driver.take(event.token()) else {
+            let Some(Op::Read { fd, buffer, .. }) = driver.take(event.token()) else {
                 panic!("no buffer")
             };
             if count == 0 {

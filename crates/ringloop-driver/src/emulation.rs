@@ -12,48 +12,22 @@ use crate::parked::{Operation, Parked};
 use crate::shared_fd::SharedFd;
 use crate::sys::{self, Waiting};
 
-/// The number of connections that one accept operation accepts before others get their turn.
-const ACCEPTS_PER_TURN: u32 = 64;
-
 /// The outcome of trying an operation.
 pub(crate) enum Attempt {
     /// The last result, or `-errno`.
     Done(i32),
     /// It has to wait until its descriptor is ready.
     Blocked,
-    /// A multishot operation has accepted its share, and may have more to accept.
-    Again,
     /// It may block the thread, so a worker has to do it.
     Offload,
 }
 
 /// Tries an operation without blocking the thread. Results that come before the last one go to `earlier`.
-pub(crate) fn try_now(
-    operation: &mut Operation,
-    multishot: bool,
-    earlier: &mut Vec<i32>,
-) -> Attempt {
+pub(crate) fn try_now(operation: &mut Operation, earlier: &mut Vec<i32>) -> Attempt {
     if operation.op.is_misplaced() {
         return Attempt::Done(-libc::ESPIPE);
     }
     let result = match &mut operation.op {
-        Op::Accept { fd, .. } => return accept(fd.as_raw_fd(), multishot, earlier),
-        Op::Connect { .. } => return connect(operation),
-        Op::Recv { fd, buffer, flags } => sys::receive(
-            fd.as_raw_fd(),
-            buffer.spare_capacity_mut(),
-            *flags | libc::MSG_DONTWAIT,
-        ),
-        Op::Send {
-            fd,
-            buffer,
-            start,
-            flags,
-        } => sys::send(
-            fd.as_raw_fd(),
-            &buffer[*start..],
-            *flags | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
-        ),
         Op::SendZeroCopy { fd, bytes, flags } => sys::send(
             fd.as_raw_fd(),
             bytes.as_slice(),
@@ -63,7 +37,6 @@ pub(crate) fn try_now(
             earlier.push(count as i32);
             SENT_BY_COPY as usize
         }),
-        Op::RecvMsg { .. } | Op::SendMsg { .. } => operation.transfer_message(),
         Op::Read { fd, .. } | Op::Write { fd, .. } if fd.nature().is_storage => {
             return Attempt::Offload;
         }
@@ -83,7 +56,6 @@ pub(crate) fn try_now(
         | Op::UnlinkAt { .. }
         | Op::MkDirAt { .. }
         | Op::Close { .. } => return Attempt::Offload,
-        Op::Shutdown { fd, how } => sys::shutdown(fd.as_raw_fd(), *how).map(|()| 0),
     };
     match result {
         Ok(count) => Attempt::Done(count as i32),
@@ -97,56 +69,6 @@ pub(crate) fn try_now(
 /// An error as a result: `-errno`.
 pub(crate) fn failure(error: &io::Error) -> i32 {
     -error.raw_os_error().unwrap_or(libc::EIO)
-}
-
-fn accept(fd: RawFd, multishot: bool, accepted: &mut Vec<i32>) -> Attempt {
-    for _ in 0..ACCEPTS_PER_TURN {
-        // A blocking socket is polled first, so that accept(2) does not block. It still could, if another process took
-        // the connection in between. A non-blocking socket needs no poll.
-        if sys::is_nonblocking(fd).is_ok_and(|nonblocking| !nonblocking)
-            && sys::poll_now(fd, libc::POLLIN).is_ok_and(|ready| ready == 0)
-        {
-            return Attempt::Blocked;
-        }
-        match sys::accept(fd) {
-            Ok(connection) if multishot => accepted.push(connection),
-            Ok(connection) => return Attempt::Done(connection),
-            Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => return Attempt::Blocked,
-            Err(error) => return Attempt::Done(failure(&error)),
-        }
-    }
-    Attempt::Again
-}
-
-fn connect(operation: &mut Operation) -> Attempt {
-    let Op::Connect { fd, .. } = &operation.op else {
-        return Attempt::Done(-libc::EINVAL);
-    };
-    let fd = fd.as_raw_fd();
-    if operation.started {
-        return match sys::socket_error(fd) {
-            Ok(0) => match sys::poll_now(fd, libc::POLLOUT) {
-                Ok(0) => Attempt::Blocked,
-                _ => Attempt::Done(0),
-            },
-            Ok(error) => Attempt::Done(-error),
-            Err(error) => Attempt::Done(failure(&error)),
-        };
-    }
-    operation.started = true;
-    let blocking = sys::is_nonblocking(fd).is_ok_and(|nonblocking| !nonblocking);
-    let result = if blocking {
-        let result = sys::set_nonblocking(fd, true).and_then(|()| operation.connect());
-        let restored = sys::set_nonblocking(fd, false);
-        result.and(restored)
-    } else {
-        operation.connect()
-    };
-    match result {
-        Ok(()) => Attempt::Done(0),
-        Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => Attempt::Blocked,
-        Err(error) => Attempt::Done(failure(&error)),
-    }
 }
 
 /// The number of bytes that can be written to a blocking pipe that is ready, without blocking (pipe(7)).

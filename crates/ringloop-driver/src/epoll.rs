@@ -20,7 +20,7 @@ use crate::event::{Event, Interest, Mode, Readiness};
 use crate::op::{Op, SubmitError};
 use crate::registry::{self, Registry};
 use crate::sys;
-use crate::table::{Course, Phase, Table, WIND_UP_MAX, Watch};
+use crate::table::{Phase, Table, WIND_UP_MAX, Watch};
 use crate::token::Token;
 use crate::waker::Waker;
 use crate::workers::Workers;
@@ -300,14 +300,8 @@ impl Epoll {
     fn direction(&mut self, token: Token) -> Option<Interest> {
         let parked = self.table.parked(token)?;
         match parked.get_mut().op {
-            Op::Accept { .. } | Op::Recv { .. } | Op::RecvMsg { .. } | Op::Read { .. } => {
-                Some(Interest::READ)
-            }
-            Op::Connect { .. }
-            | Op::Send { .. }
-            | Op::SendZeroCopy { .. }
-            | Op::SendMsg { .. }
-            | Op::Write { .. } => Some(Interest::WRITE),
+            Op::Read { .. } => Some(Interest::READ),
+            Op::SendZeroCopy { .. } | Op::Write { .. } => Some(Interest::WRITE),
             _ => None,
         }
     }
@@ -357,12 +351,11 @@ impl Epoll {
             let Some(submitted) = self.table.operation(token) else {
                 return false;
             };
-            let multishot = submitted.course == Course::Multishot;
             let Some(parked) = submitted.parked.as_mut() else {
                 return false;
             };
             let mut earlier = Vec::new();
-            let attempt = try_now(parked.get_mut(), multishot, &mut earlier);
+            let attempt = try_now(parked.get_mut(), &mut earlier);
             let more = earlier.into_iter().map(|result| Completion {
                 token,
                 result,
@@ -377,10 +370,6 @@ impl Epoll {
                     return false;
                 }
                 Attempt::Blocked => return true,
-                Attempt::Again => {
-                    self.pending.push_back(token);
-                    return false;
-                }
                 Attempt::Offload => {
                     self.offload(token);
                     return false;
@@ -602,7 +591,7 @@ impl Drop for Epoll {
         if let Some(workers) = &self.workers {
             workers.finish_changes(WIND_UP_MAX);
         }
-        // Close accepted connections and opened files that were not reported.
+        // Close opened files that were not reported.
         self.collect();
         for token in self.table.operations() {
             self.discard(token);

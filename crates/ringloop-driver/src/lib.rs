@@ -10,9 +10,9 @@
 //!
 //! - A **watch** reports when a descriptor is ready ([`Driver::watch`]): [at each arrival](Mode::Edge), [as long as it
 //!   is ready](Mode::Level) or [once](Mode::OneShot). A descriptor has one watch at a time.
-//! - An **operation** ([`Op`]) does something and reports its result. The driver owns its buffers, its addresses and
-//!   its reference to the file until its last event. [`Driver::take`] returns them, and [`Driver::take_fd`] a descriptor
-//!   that it has opened or accepted.
+//! - An **operation** ([`Op`]) does something and reports its result. The driver owns its buffers and its reference
+//!   to the file until its last event. [`Driver::take`] returns them, and [`Driver::take_fd`] a descriptor that it has
+//!   opened.
 //!
 //! Each request gets a [`Token`]. A token that outlives its request is harmless. [`Driver::poll`] is the only call that
 //! blocks.
@@ -24,8 +24,8 @@
 //!   next flush or poll never starts.
 //! - An operation holds its file open ([`SharedFd`]), so it never works on another file that has got the same number.
 //! - To close a watched descriptor, call [`Driver::unwatch`], then [`Driver::flush`], then close(2). A
-//!   [discarded](Driver::discard) operation holds its file until it is over, but a socket only until the next flush or
-//!   poll. After that a close reaches the peer at once.
+//!   [discarded](Driver::discard) operation holds its file until it is over, but [a zero-copy send](Op::SendZeroCopy)
+//!   its socket only until the next flush or poll. After that a close reaches the peer at once.
 //! - A descriptor that others may close without telling the driver is watched by a [`Registry`].
 //! - `watch` fails with `EBADF` for a bad descriptor, with `EPERM` for a file that has no readiness, and with `EEXIST`
 //!   for a second watch. The error of an operation is its result.
@@ -81,7 +81,6 @@ compile_error!("ringloop-driver needs a 64-bit machine: it is tested on x86-64 a
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-mod address;
 pub mod affinity;
 mod backend;
 mod bytes;
@@ -114,7 +113,6 @@ use std::io;
 use std::os::fd::{OwnedFd, RawFd};
 use std::time::Duration;
 
-pub use address::SocketAddress;
 pub use bytes::Bytes;
 pub use config::{
     BACKEND_VARIABLE, BackendChoice, BackendKind, Config, Refused, SLOTS_MAX, UnknownBackend,
@@ -122,7 +120,7 @@ pub use config::{
 pub use contract::{Counters, Peek};
 pub use event::{Event, Interest, Mode, Readiness};
 pub use file_status::{FileStatus, FileTime};
-pub use op::{Message, Op, SENT_BY_COPY, SENT_WITHOUT_COPY, SubmitError};
+pub use op::{Op, SENT_BY_COPY, SENT_WITHOUT_COPY, SubmitError};
 #[cfg(feature = "test-util")]
 pub use plan::Fault;
 pub use registry::{Registration, Registry};
@@ -285,8 +283,7 @@ impl Driver {
         }
     }
 
-    /// Returns the descriptor that an event carries: the connection of an [`Accept`](Op::Accept), or the file of an
-    /// [`OpenAt`](Op::OpenAt). `None` for other events, if it was taken already, and after the next poll, which closes what
+    /// Returns the descriptor that an event carries: the file of an [`OpenAt`](Op::OpenAt). `None` for other events, if it was taken already, and after the next poll, which closes what
     /// was not taken.
     #[must_use = "the descriptor is closed when this is dropped"]
     pub fn take_fd(&mut self, event: &Event) -> Option<OwnedFd> {
@@ -314,8 +311,8 @@ impl Driver {
     }
 
     /// Cancels an operation and suppresses its events. Its memory and its file are kept until the kernel has released
-    /// them, a socket only until the next [`flush`](Driver::flush) or [`poll`](Driver::poll). A descriptor that it
-    /// still returns is closed.
+    /// them, the socket of [`SendZeroCopy`](Op::SendZeroCopy) only until the next [`flush`](Driver::flush) or
+    /// [`poll`](Driver::poll). A descriptor that it still returns is closed.
     pub fn discard(&mut self, token: Token) {
         if !self.is_inherited() {
             self.backend.discard(token);

@@ -6,69 +6,28 @@
 use std::ffi::CString;
 use std::fmt;
 use std::io;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
-use crate::address::SocketAddress;
 use crate::bytes::Bytes;
 use crate::file_status::FileStatus;
 use crate::shared_fd::SharedFd;
 
 /// An operation. Its [`Event`](crate::Event) carries the result.
 ///
-/// Received data is appended to a buffer: it is written to the vector's spare capacity, and the length grows by the
+/// Data that is read is appended to a buffer: it is written to the vector's spare capacity, and the length grows by the
 /// result.
 ///
-/// Socket flags are passed to the kernel, except for `MSG_ZEROCOPY`, which is refused in favour of
-/// [`SendZeroCopy`](Op::SendZeroCopy). With `MSG_DONTWAIT` an operation that would wait fails with `EAGAIN`. With
-/// `MSG_TRUNC` the result of a receive counts all bytes that came, even those that did not fit. The buffer grows by at
-/// most its spare capacity. A TCP socket discards the bytes and leaves zeroes in the buffer.
+/// What sockets need beyond this is system calls that do not wait, made when a watch reports.
 ///
 /// `Debug` shows how long buffers are, and not what is in them.
 #[non_exhaustive]
 pub enum Op {
-    /// Accepts one connection, or each one that comes, until an error or a cancel. The result is the number of the
-    /// connection's descriptor, non-blocking and close-on-exec, which [`take_fd`](crate::Driver::take_fd) returns.
-    Accept {
-        /// The listening socket.
-        fd: SharedFd,
-        /// Whether to continue after the first connection. All events but the last then have
-        /// [`is_more`](crate::Event::is_more).
-        multishot: bool,
-    },
-    /// Connects a socket. The result is 0.
-    Connect {
-        /// The socket.
-        fd: SharedFd,
-        /// The peer.
-        addr: SocketAddress,
-    },
-    /// Receives from a socket into spare capacity. The result is the number of bytes, 0 at the end of a stream.
-    Recv {
-        /// The socket.
-        fd: SharedFd,
-        /// Where the bytes are appended. Must have spare capacity.
-        buffer: Vec<u8>,
-        /// `MSG_*` as for recv(2).
-        flags: i32,
-    },
-    /// Sends `buffer[start..]` on a socket. The result is the number of bytes sent, which may be fewer: submit the rest
-    /// with a larger `start`. If the peer is gone, the error is `EPIPE`, without a signal.
-    Send {
-        /// The socket.
-        fd: SharedFd,
-        /// The bytes to send.
-        buffer: Vec<u8>,
-        /// Where in the buffer to begin, in bytes.
-        start: usize,
-        /// `MSG_*` as for send(2).
-        flags: i32,
-    },
     /// Sends on a socket directly from the user's memory, without a copy in the kernel, where the kernel supports that.
     ///
-    /// There are two events. The first, which is [not the last](crate::Event::is_more), has the number of bytes, as for
-    /// [`Send`](Op::Send). The last comes when the kernel has released the bytes, for TCP when the peer has
-    /// acknowledged them. Its result is [`SENT_WITHOUT_COPY`] or [`SENT_BY_COPY`]. An error is the only event.
+    /// There are two events. The first, which is [not the last](crate::Event::is_more), has the number of bytes that are
+    /// sent, which may be fewer than there are. The last comes when the kernel has released the bytes, for TCP when the peer has
+    /// acknowledged them. Its result is [`SENT_WITHOUT_COPY`] or [`SENT_BY_COPY`]. An error is the only event. If
+    /// the peer is gone, it is `EPIPE`, without a signal.
     ///
     /// The data is copied on epoll, by kernels before Linux 6.2, for sockets that do not support it (Unix sockets),
     /// when `RLIMIT_MEMLOCK` is exhausted, and when it is delivered on the same machine.
@@ -77,26 +36,8 @@ pub enum Op {
         fd: SharedFd,
         /// The bytes to send. They must not change, because the kernel may read them again to retransmit them.
         bytes: Bytes,
-        /// `MSG_*` as for send(2).
-        flags: i32,
-    },
-    /// Receives a datagram, or bytes with descriptors. The result is the number of bytes.
-    RecvMsg {
-        /// The socket.
-        fd: SharedFd,
-        /// Where the message is stored.
-        message: Message,
-        /// `MSG_*` as for recvmsg(2).
-        flags: i32,
-    },
-    /// Sends a datagram, or bytes with descriptors. The result is the number of bytes. If the peer is gone, the error
-    /// is `EPIPE`, without a signal.
-    SendMsg {
-        /// The socket.
-        fd: SharedFd,
-        /// The bytes to send, and their destination.
-        message: Message,
-        /// `MSG_*` as for sendmsg(2).
+        /// `MSG_*` as for send(2), except for `MSG_ZEROCOPY`, which is refused. With `MSG_DONTWAIT` an operation that
+        /// would wait fails with `EAGAIN`.
         flags: i32,
     },
     /// Reads from a file, a pipe or a device into spare capacity. The result is the number of bytes, 0 at the end.
@@ -188,13 +129,6 @@ pub enum Op {
         /// Its permissions, less those in the process's umask.
         mode: u32,
     },
-    /// Shuts down one or both directions of a socket. The result is 0.
-    Shutdown {
-        /// The socket.
-        fd: SharedFd,
-        /// `SHUT_RD`, `SHUT_WR` or `SHUT_RDWR`.
-        how: i32,
-    },
     /// Closes a descriptor, and waits as long as that takes. The result is 0. The descriptor is closed even if the
     /// operation fails, is cancelled or discarded, or if the driver is dropped.
     Close {
@@ -207,17 +141,10 @@ pub enum Op {
 macro_rules! file_of {
     ($op:expr) => {
         match $op {
-            Op::Accept { fd, .. }
-            | Op::Connect { fd, .. }
-            | Op::Recv { fd, .. }
-            | Op::Send { fd, .. }
-            | Op::SendZeroCopy { fd, .. }
-            | Op::RecvMsg { fd, .. }
-            | Op::SendMsg { fd, .. }
+            Op::SendZeroCopy { fd, .. }
             | Op::Read { fd, .. }
             | Op::Write { fd, .. }
-            | Op::Fsync { fd, .. }
-            | Op::Shutdown { fd, .. } => Some(fd),
+            | Op::Fsync { fd, .. } => Some(fd),
             Op::OpenAt { .. }
             | Op::Statx { .. }
             | Op::RenameAt { .. }
@@ -241,14 +168,10 @@ impl Op {
     /// Refuses mistakes. With an empty buffer, for instance, a result of 0 would look like the end of a stream.
     pub(crate) fn check(&self) -> io::Result<()> {
         let mistake = match self {
-            Op::Recv { buffer, .. } | Op::Read { buffer, .. }
-                if buffer.capacity() == buffer.len() =>
-            {
-                "the buffer to receive into has no spare capacity: reserve some"
+            Op::Read { buffer, .. } if buffer.capacity() == buffer.len() => {
+                "the buffer to read into has no spare capacity: reserve some"
             }
-            Op::Send { buffer, start, .. } | Op::Write { buffer, start, .. }
-                if *start > buffer.len() =>
-            {
+            Op::Write { buffer, start, .. } if *start > buffer.len() => {
                 "the start is beyond the end of the buffer"
             }
             Op::Read { offset, .. } | Op::Write { offset, .. }
@@ -256,16 +179,7 @@ impl Op {
             {
                 "the offset lies beyond the largest that a file can have, 2^63 - 1"
             }
-            Op::SendMsg { message, .. } if message.descriptors.len() > DESCRIPTORS_MAX => {
-                "a message carries at most 253 descriptors (SCM_MAX_FD)"
-            }
-            Op::Send { flags, .. }
-            | Op::SendZeroCopy { flags, .. }
-            | Op::SendMsg { flags, .. }
-            | Op::Recv { flags, .. }
-            | Op::RecvMsg { flags, .. }
-                if flags & FLAGS_REFUSED != 0 =>
-            {
+            Op::SendZeroCopy { flags, .. } if flags & FLAGS_REFUSED != 0 => {
                 "MSG_ZEROCOPY and MSG_CMSG_COMPAT cannot be used here"
             }
             Op::Close { fd: None } => "there is no descriptor to close",
@@ -280,24 +194,14 @@ impl Op {
         file_of!(self)
     }
 
-    /// Whether its results are descriptors.
+    /// Whether its result is a descriptor.
     pub(crate) fn brings_descriptor(&self) -> bool {
-        matches!(self, Op::Accept { .. } | Op::OpenAt { .. })
+        matches!(self, Op::OpenAt { .. })
     }
 
     /// Whether it works on a socket. The peer of a socket has to hear of a close soon.
     pub(crate) fn is_on_socket(&self) -> bool {
-        matches!(
-            self,
-            Op::Accept { .. }
-                | Op::Connect { .. }
-                | Op::Recv { .. }
-                | Op::Send { .. }
-                | Op::SendZeroCopy { .. }
-                | Op::RecvMsg { .. }
-                | Op::SendMsg { .. }
-                | Op::Shutdown { .. }
-        )
+        matches!(self, Op::SendZeroCopy { .. })
     }
 
     /// Whether it changes a file or a directory, if it is on one: cancelling it could lose data.
@@ -312,26 +216,10 @@ impl Op {
         )
     }
 
-    /// Zeroes the spare capacity if the kernel may count bytes that it has not stored.
-    pub(crate) fn initialise(&mut self) {
-        let buffer = match self {
-            Op::Recv { buffer, flags, .. } if *flags & libc::MSG_TRUNC != 0 => buffer,
-            Op::RecvMsg { message, flags, .. } if *flags & libc::MSG_TRUNC != 0 => {
-                &mut message.buffer
-            }
-            _ => return,
-        };
-        buffer.spare_capacity_mut().fill(MaybeUninit::new(0));
-    }
-
     /// Whether it fails with `EAGAIN` instead of waiting.
     pub(crate) fn never_waits(&self) -> bool {
         match self {
-            Op::Recv { flags, .. }
-            | Op::Send { flags, .. }
-            | Op::SendZeroCopy { flags, .. }
-            | Op::RecvMsg { flags, .. }
-            | Op::SendMsg { flags, .. } => flags & libc::MSG_DONTWAIT != 0,
+            Op::SendZeroCopy { flags, .. } => flags & libc::MSG_DONTWAIT != 0,
             _ => false,
         }
     }
@@ -367,26 +255,9 @@ macro_rules! show {
 impl fmt::Debug for Op {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Op::Accept { fd, multishot } => show!(formatter, "Accept", fd, multishot),
-            Op::Connect { fd, addr } => show!(formatter, "Connect", fd, addr),
-            Op::Recv { fd, buffer, flags } => {
-                let buffer = Lengths(buffer);
-                show!(formatter, "Recv", fd, buffer, flags)
-            }
-            Op::Send {
-                fd,
-                buffer,
-                start,
-                flags,
-            } => {
-                let buffer = Lengths(buffer);
-                show!(formatter, "Send", fd, buffer, start, flags)
-            }
             Op::SendZeroCopy { fd, bytes, flags } => {
                 show!(formatter, "SendZeroCopy", fd, bytes, flags)
             }
-            Op::RecvMsg { fd, message, flags } => show!(formatter, "RecvMsg", fd, message, flags),
-            Op::SendMsg { fd, message, flags } => show!(formatter, "SendMsg", fd, message, flags),
             Op::Read { fd, buffer, offset } => {
                 let buffer = Lengths(buffer);
                 show!(formatter, "Read", fd, buffer, offset)
@@ -439,31 +310,8 @@ impl fmt::Debug for Op {
                 path,
                 mode,
             } => show!(formatter, "MkDirAt", directory, path, mode),
-            Op::Shutdown { fd, how } => show!(formatter, "Shutdown", fd, how),
             Op::Close { fd } => show!(formatter, "Close", fd),
         }
-    }
-}
-
-impl fmt::Debug for Message {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Message {
-            buffer,
-            addr,
-            descriptors,
-            descriptors_max,
-            flags,
-        } = self;
-        let buffer = Lengths(buffer);
-        show!(
-            formatter,
-            "Message",
-            buffer,
-            addr,
-            descriptors,
-            descriptors_max,
-            flags
-        )
     }
 }
 
@@ -516,8 +364,8 @@ impl From<SubmitError> for io::Error {
     }
 }
 
-/// With the first, the kernel would read the bytes after the end of the operation, when the user has them back. With
-/// the second, which `io_uring` accepts from any program, control messages have the layout of 32-bit programs.
+/// With the first, the kernel would read the bytes after the end of the operation, when the user has them back. The
+/// second is the kernel's own, which `io_uring` accepts from any program.
 const FLAGS_REFUSED: i32 = libc::MSG_ZEROCOPY | 0x8000_0000_u32 as i32;
 
 /// The last result of an [`Op::SendZeroCopy`] whose bytes were sent from the user's memory.
@@ -525,44 +373,6 @@ pub const SENT_WITHOUT_COPY: i32 = 0;
 
 /// The last result of an [`Op::SendZeroCopy`] of which the kernel has copied at least a part.
 pub const SENT_BY_COPY: i32 = 1;
-
-/// The maximum number of descriptors in a message, the kernel's `SCM_MAX_FD`.
-pub(crate) const DESCRIPTORS_MAX: usize = 253;
-
-/// A message that `RecvMsg` fills and `SendMsg` sends.
-///
-/// ```
-/// use ringloop_driver::Message;
-///
-/// let mut message = Message::from(b"datagram".to_vec());
-/// message.addr = Some(std::net::SocketAddr::from(([127, 0, 0, 1], 53)).into());
-/// let room = Message::from(Vec::with_capacity(1500));
-/// assert!(room.buffer.is_empty() && room.descriptors_max == 0);
-/// ```
-#[derive(Default)]
-#[non_exhaustive]
-pub struct Message {
-    /// The bytes. Received ones are appended.
-    pub buffer: Vec<u8>,
-    /// The sender, or the receiver; `None` on a connected socket.
-    pub addr: Option<SocketAddress>,
-    /// Descriptors that are sent along (`SCM_RIGHTS`, Unix sockets). Received ones are close-on-exec.
-    pub descriptors: Vec<OwnedFd>,
-    /// How many descriptors may be received, up to 253. The kernel closes the rest and sets `MSG_CTRUNC`.
-    pub descriptors_max: usize,
-    /// `MSG_TRUNC`, `MSG_CTRUNC` and the like, as received.
-    pub flags: i32,
-}
-
-impl From<Vec<u8>> for Message {
-    /// A message with this buffer, without an address and descriptors.
-    fn from(buffer: Vec<u8>) -> Message {
-        Message {
-            buffer,
-            ..Message::default()
-        }
-    }
-}
 
 #[cfg(test)]
 mod tests {
@@ -574,17 +384,6 @@ mod tests {
         let fd = SharedFd::new(fd);
         let secret = || b"secret".to_vec();
         for op in [
-            Op::Send {
-                fd: fd.clone(),
-                buffer: secret(),
-                start: 0,
-                flags: 0,
-            },
-            Op::Recv {
-                fd: fd.clone(),
-                buffer: secret(),
-                flags: 0,
-            },
             Op::Read {
                 fd: fd.clone(),
                 buffer: secret(),
@@ -595,11 +394,6 @@ mod tests {
                 buffer: secret(),
                 start: 0,
                 offset: None,
-            },
-            Op::SendMsg {
-                fd: fd.clone(),
-                message: Message::from(secret()),
-                flags: 0,
             },
         ] {
             let text = format!("{op:?}");
@@ -620,32 +414,20 @@ mod tests {
     fn an_empty_buffer_is_a_mistake() {
         let (fd, _) = std::os::unix::net::UnixStream::pair().unwrap();
         let fd = SharedFd::new(fd);
-        let error = Op::Recv {
+        let read = |room| Op::Read {
             fd: fd.clone(),
-            buffer: Vec::new(),
-            flags: 0,
-        }
-        .check()
-        .unwrap_err();
+            buffer: Vec::with_capacity(room),
+            offset: None,
+        };
+        let error = read(0).check().unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
-        assert!(
-            Op::Recv {
-                fd: fd.clone(),
-                buffer: Vec::with_capacity(1),
-                flags: 0
-            }
-            .check()
-            .is_ok()
-        );
-        assert!(
-            Op::Send {
-                fd,
-                buffer: vec![0],
-                start: 2,
-                flags: 0
-            }
-            .check()
-            .is_err()
-        );
+        assert!(read(1).check().is_ok());
+        let write = Op::Write {
+            fd: fd.clone(),
+            buffer: vec![0],
+            start: 2,
+            offset: None,
+        };
+        assert!(write.check().is_err());
     }
 }

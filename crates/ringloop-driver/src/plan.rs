@@ -80,12 +80,7 @@ pub(crate) struct Planned {
 impl Planned {
     /// Performs an operation as far as the plan allows. Results before the last one go to `earlier`. `None` if it
     /// waits.
-    pub(crate) fn perform(
-        &self,
-        parked: &mut Parked,
-        multishot: bool,
-        earlier: &mut Vec<i32>,
-    ) -> Option<i32> {
+    pub(crate) fn perform(&self, parked: &mut Parked, earlier: &mut Vec<i32>) -> Option<i32> {
         let done = if self.is_cancelled && !self.fault.outruns_cancel {
             Some(-libc::ECANCELED)
         } else if self.fault.errno != 0 {
@@ -95,17 +90,17 @@ impl Planned {
                 Some(Ok(count)) => Some(count as i32),
                 Some(Err(error)) if error.kind() == io::ErrorKind::WouldBlock => None,
                 Some(Err(error)) => Some(failure(&error)),
-                None => whole(parked, multishot, earlier),
+                None => whole(parked, earlier),
             }
         };
         done.or(self.is_cancelled.then_some(-libc::ECANCELED))
     }
 }
 
-fn whole(parked: &mut Parked, multishot: bool, earlier: &mut Vec<i32>) -> Option<i32> {
-    match emulation::try_now(parked.get_mut(), multishot, earlier) {
+fn whole(parked: &mut Parked, earlier: &mut Vec<i32>) -> Option<i32> {
+    match emulation::try_now(parked.get_mut(), earlier) {
         Attempt::Done(result) => Some(result),
-        Attempt::Blocked | Attempt::Again => None,
+        Attempt::Blocked => None,
         Attempt::Offload => Some(emulation::perform(parked)),
     }
 }

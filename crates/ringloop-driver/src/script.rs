@@ -15,18 +15,16 @@ use crate::plan::{ERRNO_MAX, Fault, Plan};
 pub enum Step {
     /// A watched descriptor is ready.
     Ready(RawFd, Readiness),
-    /// The oldest operation on a descriptor gets this result, `-errno` if negative. A multishot operation continues
-    /// unless the result is negative. Received data is zeroes.
+    /// The oldest operation on a descriptor gets this result, `-errno` if negative. Data that is read is
+    /// zeroes.
     Complete(RawFd, i32),
     /// The same for the oldest operation on a path: opening a file, or getting its metadata, which is all zeroes.
     CompletePath(i32),
-    /// The oldest accept on a listening descriptor gets this connection.
-    Connect(RawFd, OwnedFd),
     /// The oldest operation on a path, which opens a file, gets this descriptor.
     Open(OwnedFd),
     /// A late completion comes for the latest outdated arming of a descriptor's watch or operation.
     Late(RawFd),
-    /// The completion queue overflows: every multishot request in the kernel ends and has to be queued again.
+    /// The completion queue overflows: the request of each edge-triggered watch ends and has to be queued again.
     Overflow,
     /// The kernel takes at most this many of the queued requests in this turn.
     Accept(usize),
@@ -70,8 +68,7 @@ impl Script {
     ///
     /// # Panics
     /// Panics if an operation would get a result below -4095, which no kernel returns. The poll that plays a turn panics if
-    /// it would give an operation a result that its user takes for a descriptor, which only [`Step::Connect`] and
-    /// [`Step::Open`] have.
+    /// it would give an operation a result that its user takes for a descriptor, which only [`Step::Open`] has.
     pub fn turn(&self, steps: impl IntoIterator<Item = Step>) -> &Script {
         let steps: Vec<Step> = steps.into_iter().collect();
         for step in &steps {

@@ -279,9 +279,6 @@ impl Scripted {
                     self.complete(Some(fd), Outcome::Result(result), events);
                 }
                 Step::CompletePath(result) => self.complete(None, Outcome::Result(result), events),
-                Step::Connect(fd, connection) => {
-                    self.complete(Some(fd), Outcome::Descriptor(connection), events);
-                }
                 Step::Open(file) => self.complete(None, Outcome::Descriptor(file), events),
                 Step::Late(fd) => self.late(fd, events),
                 Step::Overflow => self.overflow(),
@@ -349,8 +346,7 @@ impl Scripted {
             self.early.push(match (fd, outcome) {
                 (Some(fd), Outcome::Result(result)) => Step::Complete(fd, result),
                 (None, Outcome::Result(result)) => Step::CompletePath(result),
-                (Some(fd), Outcome::Descriptor(connection)) => Step::Connect(fd, connection),
-                (None, Outcome::Descriptor(file)) => Step::Open(file),
+                (_, Outcome::Descriptor(file)) => Step::Open(file),
             });
             return;
         }
@@ -365,8 +361,7 @@ impl Scripted {
             Outcome::Result(result) if result < 0 || !brings_descriptor => result,
             Outcome::Descriptor(descriptor) if brings_descriptor => descriptor.into_raw_fd(),
             outcome => panic!(
-                "{outcome:?} for an operation that {} a descriptor: use Step::Connect and Step::Open for accepting and \
-                 opening, and only for these",
+                "{outcome:?} for an operation that {} a descriptor: use Step::Open for opening, and only for that",
                 if brings_descriptor {
                     "returns"
                 } else {
@@ -378,7 +373,6 @@ impl Scripted {
             .table
             .operation(token)
             .is_some_and(|submitted| match submitted.course {
-                Course::Multishot => true,
                 Course::ZeroCopy => submitted.phase == Phase::InFlight,
                 Course::Once | Course::Close => false,
             });
@@ -428,13 +422,6 @@ impl Scripted {
         for request in std::mem::take(&mut self.accepted) {
             let ended = match self.table.by_user_data(request.user_data) {
                 Some((token, Owner::Watch(watch))) if watch.mode == Mode::Edge => Some(token),
-                Some((token, Owner::Operation(_))) => {
-                    let multishot = self
-                        .table
-                        .operation(token)
-                        .is_some_and(|submitted| submitted.course == Course::Multishot);
-                    multishot.then_some(token)
-                }
                 _ => None,
             };
             let Some(token) = ended else {
@@ -543,7 +530,7 @@ impl Scripted {
         let result = if is_answered {
             Some(SENT_BY_COPY)
         } else {
-            planned.perform(parked, course == Course::Multishot, &mut earlier)
+            planned.perform(parked, &mut earlier)
         };
         let is_count = course == Course::ZeroCopy && !earlier.is_empty();
         for result in earlier {

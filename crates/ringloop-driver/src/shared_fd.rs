@@ -77,7 +77,7 @@ impl SharedFd {
     ///   from it ([`AsFd`]). That includes operations that [`take`](crate::Driver::take) has returned.
     /// - until each operation with this value or a clone has had its last event, or was
     ///   [discarded](crate::Driver::discard) and a later [`flush`](crate::Driver::flush) has succeeded. Otherwise the
-    ///   kernel could read, write or accept from another file with the same number.
+    ///   kernel could read from or write to another file with the same number.
     pub unsafe fn borrow_raw(descriptor: RawFd) -> SharedFd {
         SharedFd(Repr::Borrowed(descriptor))
     }

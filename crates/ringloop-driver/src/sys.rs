@@ -82,19 +82,6 @@ pub(crate) fn is_nonblocking(fd: RawFd) -> io::Result<bool> {
     Ok(flags & libc::O_NONBLOCK != 0)
 }
 
-/// Sets or clears `O_NONBLOCK` on the open file.
-pub(crate) fn set_nonblocking(fd: RawFd, nonblocking: bool) -> io::Result<()> {
-    // SAFETY: F_GETFL takes no argument and changes nothing.
-    let flags = check(unsafe { libc::fcntl(fd, libc::F_GETFL) })?;
-    let flags = if nonblocking {
-        flags | libc::O_NONBLOCK
-    } else {
-        flags & !libc::O_NONBLOCK
-    };
-    // SAFETY: F_SETFL takes an int.
-    check(unsafe { libc::fcntl(fd, libc::F_SETFL, flags) }).map(drop)
-}
-
 /// Sets the flags of an open file that can be changed, such as `O_NONBLOCK`, to their values in `flags`.
 pub(crate) fn set_status_flags(fd: RawFd, flags: libc::c_int) {
     // SAFETY: F_SETFL takes an int. It cannot fail, because the file was opened with these flags.
@@ -284,92 +271,9 @@ pub(crate) fn probe_register(fd: RawFd) -> io::Result<()> {
 
 // ---- sockets
 
-/// Accepts a connection, non-blocking and close-on-exec.
-pub(crate) fn accept(fd: RawFd) -> io::Result<RawFd> {
-    // SAFETY: null pointers say that the peer's address is not wanted.
-    check(unsafe {
-        libc::accept4(
-            fd,
-            ptr::null_mut(),
-            ptr::null_mut(),
-            libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC,
-        )
-    })
-}
-
-/// connect(2).
-///
-/// # Safety
-/// `address` points to `length` readable bytes.
-pub(crate) unsafe fn connect(
-    fd: RawFd,
-    address: *const libc::sockaddr,
-    length: libc::socklen_t,
-) -> io::Result<()> {
-    // SAFETY: `address` points to `length` readable bytes, which is the function's contract.
-    check(unsafe { libc::connect(fd, address, length) }).map(drop)
-}
-
-/// Takes a socket's pending error (`SO_ERROR`); 0 if there is none.
-pub(crate) fn socket_error(fd: RawFd) -> io::Result<i32> {
-    let mut error: libc::c_int = 0;
-    let mut length = size_of::<libc::c_int>() as libc::socklen_t;
-    // SAFETY: both pointers are to variables of ours, of the size that `length` says.
-    check(unsafe {
-        libc::getsockopt(
-            fd,
-            libc::SOL_SOCKET,
-            libc::SO_ERROR,
-            (&raw mut error).cast(),
-            &raw mut length,
-        )
-    })?;
-    Ok(error)
-}
-
-pub(crate) fn receive(
-    fd: RawFd,
-    buffer: &mut [MaybeUninit<u8>],
-    flags: libc::c_int,
-) -> io::Result<usize> {
-    // SAFETY: the buffer is ours to write, and as long as we say.
-    check_size(unsafe { libc::recv(fd, buffer.as_mut_ptr().cast(), buffer.len(), flags) })
-}
-
 pub(crate) fn send(fd: RawFd, buffer: &[u8], flags: libc::c_int) -> io::Result<usize> {
     // SAFETY: the buffer is readable, and as long as we say.
     check_size(unsafe { libc::send(fd, buffer.as_ptr().cast(), buffer.len(), flags) })
-}
-
-/// recvmsg(2).
-///
-/// # Safety
-/// `message` and all that it points to are valid and writable.
-pub(crate) unsafe fn receive_message(
-    fd: RawFd,
-    message: *mut libc::msghdr,
-    flags: libc::c_int,
-) -> io::Result<usize> {
-    // SAFETY: `message` and all that it points to are valid and writable, which is the function's contract.
-    check_size(unsafe { libc::recvmsg(fd, message, flags) })
-}
-
-/// sendmsg(2).
-///
-/// # Safety
-/// `message` and all that it points to are valid and readable.
-pub(crate) unsafe fn send_message(
-    fd: RawFd,
-    message: *const libc::msghdr,
-    flags: libc::c_int,
-) -> io::Result<usize> {
-    // SAFETY: `message` and all that it points to are valid and readable, which is the function's contract.
-    check_size(unsafe { libc::sendmsg(fd, message, flags) })
-}
-
-pub(crate) fn shutdown(fd: RawFd, how: libc::c_int) -> io::Result<()> {
-    // SAFETY: no pointers are involved.
-    check(unsafe { libc::shutdown(fd, how) }).map(drop)
 }
 
 // ---- files and pipes

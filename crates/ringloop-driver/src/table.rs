@@ -71,8 +71,6 @@ impl Subject {
 pub(crate) enum Course {
     /// One result.
     Once,
-    /// Results until it fails.
-    Multishot,
     /// A count, and then the release of its memory.
     ZeroCopy,
     /// One result. Once in flight it is not cancelled, because it would be unknown whether the descriptor was closed.
@@ -82,9 +80,6 @@ pub(crate) enum Course {
 impl Course {
     fn of(op: &Op) -> Course {
         match op {
-            Op::Accept {
-                multishot: true, ..
-            } => Course::Multishot,
             Op::SendZeroCopy { .. } => Course::ZeroCopy,
             Op::Close { .. } => Course::Close,
             _ => Course::Once,
@@ -601,7 +596,7 @@ pub(crate) enum Owner {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::op::Message;
+    use crate::bytes::Bytes;
     use crate::shared_fd::SharedFd;
 
     #[test]
@@ -637,16 +632,16 @@ mod tests {
         let mut table = Table::new(0);
         let (near, _far) = std::os::unix::net::UnixStream::pair().unwrap();
         let (file, socket) = (std::fs::File::open("/dev/null").unwrap(), near);
-        let receive = Op::RecvMsg {
+        let send = Op::SendZeroCopy {
             fd: SharedFd::new(socket),
-            message: Message::from(Vec::with_capacity(8)),
+            bytes: Bytes::new("x"),
             flags: 0,
         };
         let sync = Op::Fsync {
             fd: SharedFd::new(file),
             data_only: false,
         };
-        for (op, expected) in [(receive, true), (sync, false)] {
+        for (op, expected) in [(send, true), (sync, false)] {
             let token = table.insert_operation(op).unwrap();
             let submitted = table.operation(token).unwrap();
             submitted.cancelled = true;

@@ -696,10 +696,10 @@ mod tests {
             client.write_all(b"y").unwrap();
             assert_eq!(uring.peek(), Peek::Ready, "{}", uring.description());
             assert_eq!(next_events(&mut uring)[0].token, watch);
-            let receive = || Op::Recv {
+            let receive = || Op::Read {
                 fd: server.clone(),
                 buffer: Vec::with_capacity(2),
-                flags: 0,
+                offset: None,
             };
             let received = uring.submit(receive()).unwrap();
             assert_eq!(next_events(&mut uring)[0].token, received);
@@ -709,7 +709,11 @@ mod tests {
             uring.discard(cancelled);
             uring.unwatch(watch);
             drop(server);
-            uring.flush().unwrap();
+            while uring.counters().operations > 0 {
+                uring
+                    .poll(Some(Duration::from_millis(1)), &mut Vec::new())
+                    .unwrap();
+            }
             client
                 .set_read_timeout(Some(Duration::from_secs(60)))
                 .unwrap();

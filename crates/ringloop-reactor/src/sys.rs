@@ -1,5 +1,4 @@
-//! What the standard library does not offer in the form that is needed here: the clock, and the processor's time stamp
-//! counter.
+//! The clock as a number, and the processor's time stamp counter, which the standard library does not offer.
 
 #![allow(unsafe_code)]
 

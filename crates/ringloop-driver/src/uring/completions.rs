@@ -92,15 +92,8 @@ impl Remaining {
             {
                 table.report_completion(token, -libc::ECANCELED, false, events);
             }
-            Some((token, Owner::Operation(course))) => {
-                let multishot = course == Course::Multishot;
-                // The kernel may end a multishot request after any completion, for instance when the completion queue
-                // is full; for the user only an error ends it.
-                let goes_on = more || multishot && result >= 0;
-                if goes_on && !more {
-                    self.at_once().operations.push(token);
-                }
-                table.report_completion(token, result, goes_on, events);
+            Some((token, Owner::Operation(_))) => {
+                table.report_completion(token, result, more, events);
             }
         }
     }

@@ -67,47 +67,11 @@ pub(super) fn is_operation_or_cancel(entry: &squeue::Entry) -> bool {
 const REPORT_USAGE: u16 = 1 << 3;
 
 /// The entry of an operation. Its pointers point into the operation, which the table does not move.
-#[expect(clippy::too_many_lines, reason = "one arm for each operation")]
 pub(super) fn operation(operation: &mut Operation) -> squeue::Entry {
-    let header = operation.message_header();
     let open_flags = operation.open_flags();
     match &mut operation.op {
-        Op::Accept { fd, multishot } => accept(number(fd), *multishot),
-        Op::Connect { fd, addr } => {
-            opcode::Connect::new(number(fd), addr.as_ptr(), addr.length()).build()
-        }
-        Op::Recv { fd, buffer, flags } => {
-            let spare = buffer.spare_capacity_mut();
-            opcode::Recv::new(number(fd), spare.as_mut_ptr().cast(), length(spare.len()))
-                .flags(*flags)
-                .build()
-        }
-        Op::Send {
-            fd,
-            buffer,
-            start,
-            flags,
-        } => {
-            let rest = &buffer[*start..];
-            let flags = *flags | libc::MSG_NOSIGNAL;
-            opcode::Send::new(number(fd), rest.as_ptr(), length(rest.len()))
-                .flags(flags)
-                .build()
-        }
         Op::SendZeroCopy { fd, bytes, flags } => {
             send_zero_copy(number(fd), bytes, *flags, operation.copies)
-        }
-        Op::RecvMsg { fd, flags, .. } => {
-            let flags = (*flags | libc::MSG_CMSG_CLOEXEC) as u32;
-            opcode::RecvMsg::new(number(fd), header)
-                .flags(flags)
-                .build()
-        }
-        Op::SendMsg { fd, flags, .. } => {
-            let flags = (*flags | libc::MSG_NOSIGNAL) as u32;
-            opcode::SendMsg::new(number(fd), header)
-                .flags(flags)
-                .build()
         }
         Op::Read { fd, buffer, offset } => {
             let spare = buffer.spare_capacity_mut();
@@ -182,23 +146,9 @@ pub(super) fn operation(operation: &mut Operation) -> squeue::Entry {
         } => opcode::MkDirAt::new(place(directory.as_ref()), path.as_ptr())
             .mode(*mode)
             .build(),
-        Op::Shutdown { fd, how } => opcode::Shutdown::new(number(fd), *how).build(),
         Op::Close { fd } => {
             opcode::Close::new(Fd(fd.as_ref().map_or(-1, AsRawFd::as_raw_fd))).build()
         }
-    }
-}
-
-/// The entry of an accept.
-fn accept(fd: Fd, multishot: bool) -> squeue::Entry {
-    let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-    if multishot {
-        opcode::AcceptMulti::new(fd).flags(flags).build()
-    } else {
-        let nowhere = std::ptr::null_mut();
-        opcode::Accept::new(fd, nowhere, nowhere.cast())
-            .flags(flags)
-            .build()
     }
 }
 

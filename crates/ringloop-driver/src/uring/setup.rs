@@ -184,12 +184,7 @@ fn describe(setup: &Setup, ring: &IoUring) -> String {
 const ESSENTIAL: &[(u8, &str)] = &[
     (opcode::PollAdd::CODE, "POLL_ADD"),
     (opcode::AsyncCancel::CODE, "ASYNC_CANCEL"),
-    (opcode::Accept::CODE, "ACCEPT"),
-    (opcode::Connect::CODE, "CONNECT"),
-    (opcode::Recv::CODE, "RECV"),
     (opcode::Send::CODE, "SEND"),
-    (opcode::RecvMsg::CODE, "RECVMSG"),
-    (opcode::SendMsg::CODE, "SENDMSG"),
     (opcode::Read::CODE, "READ"),
     (opcode::Write::CODE, "WRITE"),
     (opcode::Fsync::CODE, "FSYNC"),
@@ -198,7 +193,6 @@ const ESSENTIAL: &[(u8, &str)] = &[
     (opcode::RenameAt::CODE, "RENAMEAT"),
     (opcode::UnlinkAt::CODE, "UNLINKAT"),
     (opcode::MkDirAt::CODE, "MKDIRAT"),
-    (opcode::Shutdown::CODE, "SHUTDOWN"),
     (opcode::Close::CODE, "CLOSE"),
 ];
 

@@ -10,7 +10,7 @@ use ringloop_driver::{
 };
 
 use crate::support::{
-    PATIENCE, all_events, driver_with, event_of, on_both_backends, pair, pairs, poll, raw, receive,
+    PATIENCE, all_events, driver_with, event_of, on_both_backends, pair, pairs, poll, raw, read,
 };
 
 on_both_backends!(
@@ -145,7 +145,7 @@ fn a_peek_sees_what_is_coming(mut driver: Driver) {
     there.write_all(b"x").unwrap();
     assert_ne!(driver.peek(), Peek::Empty);
     assert_eq!(event_of(&mut driver, watch).token(), watch);
-    driver.submit(receive(raw(&here), 8)).unwrap();
+    driver.submit(read(raw(&here), 8)).unwrap();
     assert_eq!(driver.peek(), Peek::Ready);
     driver.flush().unwrap();
     assert_eq!(driver.peek(), Peek::Ready, "a result waits to be reported");
@@ -277,7 +277,7 @@ fn a_driver_is_filled_in_one_thread_and_polled_in_another(mut driver: Driver) {
         .map(|(here, _)| driver.watch(raw(here), Interest::READ, Mode::Edge).unwrap())
         .collect();
     let (receiving, mut sending) = pair();
-    let operation = driver.submit(receive(raw(&receiving), 8)).unwrap();
+    let operation = driver.submit(read(raw(&receiving), 8)).unwrap();
     for (_, there) in &mut pairs {
         there.write_all(b"x").unwrap();
     }
@@ -300,7 +300,7 @@ fn a_driver_is_filled_in_one_thread_and_polled_in_another(mut driver: Driver) {
 
 fn moving_with_operations_in_flight_loses_nothing(mut driver: Driver) {
     let (here, mut there) = pair();
-    let token = driver.submit(receive(raw(&here), 8)).unwrap();
+    let token = driver.submit(read(raw(&here), 8)).unwrap();
     assert_eq!(all_events(&mut driver), []);
     let mut driver = thread::spawn(move || {
         // io_uring cannot move it and reports that. epoll has nothing to move.
@@ -325,7 +325,7 @@ fn a_driver_may_be_dropped_in_another_thread(mut driver: Driver) {
     driver
         .watch(raw(&here), Interest::READ, Mode::Edge)
         .unwrap();
-    driver.submit(receive(raw(&here), 1 << 16)).unwrap();
+    driver.submit(read(raw(&here), 1 << 16)).unwrap();
     assert_eq!(all_events(&mut driver), []);
     thread::spawn(move || drop(driver)).join().unwrap();
     // The kernel may still write to the buffer, so the memory must not be reused.

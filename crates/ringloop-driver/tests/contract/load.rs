@@ -2,15 +2,13 @@
 
 use std::collections::HashSet;
 use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use ringloop_driver::{BackendChoice, Config, Driver, Event, Interest, Mode, Op, Peek, Token};
 
 use crate::support::{
-    PATIENCE, accept, accepted, all_events, driver_with, event_of, listener, on_both_backends,
-    pair, pairs, poll, raw, receive,
+    PATIENCE, all_events, driver_with, event_of, on_both_backends, pair, pairs, poll, raw, read,
 };
 
 on_both_backends!(
@@ -111,46 +109,6 @@ fn watch_many(driver: &mut Driver, count: usize) {
 }
 
 #[test]
-fn a_tiny_ring_accepts_many_connections() {
-    let Some(mut driver) = tiny_ring() else {
-        return;
-    };
-    let (listener, address) = listener();
-    let token = driver.submit(accept(raw(&listener))).unwrap();
-    driver.flush().unwrap();
-    let clients: Vec<_> = (0..60)
-        .map(|_| TcpStream::connect(address).unwrap())
-        .collect();
-    let _accepted = accepted(&mut driver, token, clients.len());
-    driver.cancel(token);
-    assert_eq!(event_of(&mut driver, token).result(), -libc::ECANCELED);
-}
-
-#[test]
-fn a_tiny_ring_cancels_an_accept_that_the_kernel_has_ended() {
-    let Some(mut driver) = tiny_ring() else {
-        return;
-    };
-    let (listener, address) = listener();
-    let token = driver.submit(accept(raw(&listener))).unwrap();
-    driver.flush().unwrap();
-    let _clients: Vec<_> = (0..20)
-        .map(|_| TcpStream::connect(address).unwrap())
-        .collect();
-    // The completion queue is full, which ends the request in the kernel, so the driver would queue it again. The
-    // cancel, which names the ended request, must prevent that.
-    driver.flush().unwrap();
-    driver.cancel(token);
-    let mut events = Vec::new();
-    while events.last().is_none_or(ringloop_driver::Event::is_more) {
-        events.clear();
-        poll(&mut driver, Some(PATIENCE), &mut events);
-    }
-    assert_eq!(events.last().unwrap().result(), -libc::ECANCELED);
-    assert_eq!(driver.counters().operations, 0);
-}
-
-#[test]
 fn a_tiny_ring_finishes_many_operations() {
     let Some(mut driver) = tiny_ring() else {
         return;
@@ -158,7 +116,7 @@ fn a_tiny_ring_finishes_many_operations() {
     let mut pairs = pairs(200);
     let tokens: Vec<Token> = pairs
         .iter()
-        .map(|(here, _)| driver.submit(receive(raw(here), 8)).unwrap())
+        .map(|(here, _)| driver.submit(read(raw(here), 8)).unwrap())
         .collect();
     driver.flush().unwrap();
     for (_, there) in &mut pairs {
@@ -173,7 +131,7 @@ fn a_tiny_ring_finishes_many_operations() {
             assert_eq!(event.result(), 1);
             assert!(missing.remove(&event.token()));
             assert!(
-                matches!(driver.take(event.token()), Some(Op::Recv { buffer, .. }) if buffer == b"x")
+                matches!(driver.take(event.token()), Some(Op::Read { buffer, .. }) if buffer == b"x")
             );
         }
     }
@@ -200,7 +158,7 @@ fn slots_are_reused_under_a_storm_of_late_completions(mut driver: Driver) {
         let live = driver
             .watch(raw(&idle), Interest::READ, Mode::Edge)
             .unwrap();
-        let operation = driver.submit(receive(raw(&idle), 8)).unwrap();
+        let operation = driver.submit(read(raw(&idle), 8)).unwrap();
         let mut events = Vec::new();
         poll(&mut driver, Some(std::time::Duration::ZERO), &mut events);
         assert_eq!(events, []);
@@ -222,10 +180,10 @@ fn a_submission_thread_of_the_kernels_serves_watches_and_operations() {
     };
     watch_many(&mut driver, 50);
     let (here, mut there) = pair();
-    let token = driver.submit(receive(raw(&here), 8)).unwrap();
+    let token = driver.submit(read(raw(&here), 8)).unwrap();
     there.write_all(b"x").unwrap();
     assert_eq!(event_of(&mut driver, token).result(), 1);
-    let token = driver.submit(receive(raw(&here), 8)).unwrap();
+    let token = driver.submit(read(raw(&here), 8)).unwrap();
     driver.flush().unwrap();
     driver.cancel(token);
     assert_eq!(event_of(&mut driver, token).result(), -libc::ECANCELED);
@@ -246,7 +204,7 @@ fn a_submission_thread_of_the_kernels_saves_system_calls() {
     let before = driver.counters().system_calls;
     let mut events = Vec::new();
     for _ in 0..ROUNDS {
-        let token = driver.submit(receive(raw(&there), 8)).unwrap();
+        let token = driver.submit(read(raw(&there), 8)).unwrap();
         there.write_all(b"x").unwrap();
         // Like a caller that polls for events and never sleeps.
         let mut next = |driver: &mut Driver, token: Token| {

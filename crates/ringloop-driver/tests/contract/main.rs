@@ -4,11 +4,9 @@
 
 mod bounds;
 mod cancelling;
-mod connections;
 mod files;
 mod lifecycle;
 mod load;
-mod messages;
 mod operations;
 mod registry;
 mod scripted;

@@ -1,13 +1,14 @@
-//! Streams of bytes: receiving and sending.
+//! Streams of bytes: reading and writing sockets.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
 
-use ringloop_driver::{Driver, Message, Op};
+use ringloop_driver::{Driver, Op};
 
 use crate::support::{
-    QUIET, all_events, event_of, finish, lend, on_both_backends, pair, pattern, poll, raw, receive,
-    send, send_message,
+    QUIET, all_events, event_of, finish, lend, on_both_backends, pair, pattern, poll, raw, read,
+    status_flags, write,
 };
 
 on_both_backends!(
@@ -16,16 +17,17 @@ on_both_backends!(
     sends_in_one_direction_keep_their_order,
     the_end_of_a_stream_is_zero,
     a_peer_that_is_gone_is_a_broken_pipe,
+    a_blocking_socket_does_not_block_the_loop,
 );
 
 fn bytes_are_received_and_sent(mut driver: Driver) {
     let (here, mut there) = pair();
-    let token = driver.submit(receive(raw(&here), 64)).unwrap();
+    let token = driver.submit(read(raw(&here), 64)).unwrap();
     assert_eq!(all_events(&mut driver), []);
     there.write_all(b"hello").unwrap();
     let event = event_of(&mut driver, token);
     assert_eq!(event.io_result().unwrap(), 5);
-    let Some(Op::Recv { mut buffer, .. }) = driver.take(token) else {
+    let Some(Op::Read { mut buffer, .. }) = driver.take(token) else {
         panic!("no buffer")
     };
     assert_eq!(buffer, b"hello");
@@ -34,25 +36,25 @@ fn bytes_are_received_and_sent(mut driver: Driver) {
     buffer.reserve(32);
     let (result, op) = finish(
         &mut driver,
-        Op::Recv {
+        Op::Read {
             fd: lend(raw(&here)),
             buffer,
-            flags: 0,
+            offset: None,
         },
     );
     assert_eq!(result, 5);
-    assert!(matches!(op, Op::Recv { buffer, .. } if buffer == b"hello, you"));
+    assert!(matches!(op, Op::Read { buffer, .. } if buffer == b"hello, you"));
     let (result, op) = finish(
         &mut driver,
-        Op::Send {
+        Op::Write {
             fd: lend(raw(&here)),
             buffer: b"--echo".to_vec(),
             start: 2,
-            flags: 0,
+            offset: None,
         },
     );
     assert_eq!(result, 4);
-    assert!(matches!(op, Op::Send { buffer, .. } if buffer == b"--echo"));
+    assert!(matches!(op, Op::Write { buffer, .. } if buffer == b"--echo"));
     let mut answer = [0; 16];
     assert_eq!(there.read(&mut answer).unwrap(), 4);
     assert_eq!(&answer[..4], b"echo");
@@ -66,11 +68,11 @@ fn a_send_that_is_cut_short_says_so(mut driver: Driver) {
     let mut received = Vec::new();
     while start < large.len() {
         let token = driver
-            .submit(Op::Send {
+            .submit(Op::Write {
                 fd: lend(raw(&here)),
                 buffer,
                 start,
-                flags: 0,
+                offset: None,
             })
             .unwrap();
         let mut events = Vec::new();
@@ -82,7 +84,7 @@ fn a_send_that_is_cut_short_says_so(mut driver: Driver) {
         let sent = events[0].io_result().unwrap() as usize;
         assert!(sent > 0 && start + sent <= large.len());
         start += sent;
-        let Some(Op::Send { buffer: same, .. }) = driver.take(token) else {
+        let Some(Op::Write { buffer: same, .. }) = driver.take(token) else {
             panic!("no buffer")
         };
         buffer = same;
@@ -103,7 +105,7 @@ fn sends_in_one_direction_keep_their_order(mut driver: Driver) {
     let mut expected = Vec::new();
     for number in 0..100_u8 {
         let chunk = vec![number; 100];
-        let (result, _) = finish(&mut driver, send(raw(&here), &chunk));
+        let (result, _) = finish(&mut driver, write(raw(&here), &chunk));
         assert_eq!(result, 100);
         expected.extend(chunk);
     }
@@ -114,22 +116,38 @@ fn sends_in_one_direction_keep_their_order(mut driver: Driver) {
 
 fn the_end_of_a_stream_is_zero(mut driver: Driver) {
     let (here, there) = pair();
-    let token = driver.submit(receive(raw(&here), 8)).unwrap();
+    let token = driver.submit(read(raw(&here), 8)).unwrap();
     assert_eq!(all_events(&mut driver), []);
     there.shutdown(Shutdown::Write).unwrap();
     assert_eq!(event_of(&mut driver, token).result(), 0);
     // The other direction is open.
-    assert_eq!(finish(&mut driver, send(raw(&here), b"x")).0, 1);
+    assert_eq!(finish(&mut driver, write(raw(&here), b"x")).0, 1);
 }
 
 fn a_peer_that_is_gone_is_a_broken_pipe(mut driver: Driver) {
     let (here, there) = pair();
     drop(there);
-    assert_eq!(finish(&mut driver, send(raw(&here), b"x")).0, -libc::EPIPE);
-    let message = Message::from(b"x".to_vec());
+    assert_eq!(finish(&mut driver, write(raw(&here), b"x")).0, -libc::EPIPE);
+    assert_eq!(finish(&mut driver, read(raw(&here), 8)).0, 0);
+}
+
+fn a_blocking_socket_does_not_block_the_loop(mut driver: Driver) {
+    let (here, mut there) = UnixStream::pair().unwrap();
+    let expected = [8, 8].map(|room| driver.submit(read(raw(&here), room)).unwrap());
+    assert_eq!(all_events(&mut driver), []);
+    let mut tokens = Vec::new();
+    for _ in 0..2 {
+        there.write_all(b"x").unwrap();
+        let events = all_events(&mut driver);
+        assert_eq!(events.len(), 1);
+        assert_eq!(events[0].result(), 1);
+        tokens.push(events[0].token());
+    }
+    tokens.sort_by_key(|token| token.index());
+    assert_eq!(tokens, expected);
     assert_eq!(
-        finish(&mut driver, send_message(raw(&here), message)).0,
-        -libc::EPIPE
+        status_flags(raw(&here)) & libc::O_NONBLOCK,
+        0,
+        "the socket's mode is the user's"
     );
-    assert_eq!(finish(&mut driver, receive(raw(&here), 8)).0, 0);
 }

@@ -11,9 +11,7 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use ringloop_driver::{
-    BackendChoice, Config, Driver, Event, Message, Op, SharedFd, SocketAddress, Token,
-};
+use ringloop_driver::{BackendChoice, Config, Driver, Event, Op, SharedFd, Token};
 
 /// Longer than anything here takes. Only a failing test waits that long.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -85,12 +83,6 @@ pub(crate) fn tcp_pair() -> (TcpStream, TcpStream) {
     here.set_nonblocking(true).unwrap();
     there.set_nonblocking(true).unwrap();
     (here, there)
-}
-
-/// A new stream socket, not connected yet.
-pub(crate) fn stream_socket(family: i32, flags: i32) -> OwnedFd {
-    // SAFETY: takes no memory of ours.
-    own(unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC | flags, 0) })
 }
 
 /// Reads a socket until its end.
@@ -206,11 +198,6 @@ pub(crate) fn set_nonblocking(file: &File) {
     assert_eq!(result, 0);
 }
 
-/// Whether a descriptor has the flags that the driver sets.
-pub(crate) fn is_nonblocking_and_cloexec(fd: RawFd) -> bool {
-    status_flags(fd) & libc::O_NONBLOCK != 0 && descriptor_flags(fd) & libc::FD_CLOEXEC != 0
-}
-
 /// Raises the limit of open descriptors to more than all tests need together, or to the allowed maximum. Returns the
 /// limit.
 pub(crate) fn raise_descriptor_limit() -> RawFd {
@@ -248,26 +235,7 @@ pub(crate) fn errno<T: std::fmt::Debug>(result: io::Result<T>) -> i32 {
     result.unwrap_err().raw_os_error().unwrap_or(0)
 }
 
-/// Receives into a buffer with this much room.
-pub(crate) fn receive(fd: RawFd, room: usize) -> Op {
-    Op::Recv {
-        fd: lend(fd),
-        buffer: Vec::with_capacity(room),
-        flags: 0,
-    }
-}
-
-/// Sends these bytes.
-pub(crate) fn send(fd: RawFd, bytes: &[u8]) -> Op {
-    Op::Send {
-        fd: lend(fd),
-        buffer: bytes.to_vec(),
-        start: 0,
-        flags: 0,
-    }
-}
-
-/// Reads from a pipe or a device, or at a file's position, into a buffer with this much room.
+/// Reads from a stream or a device, or at a file's position, into a buffer with this much room.
 pub(crate) fn read(fd: RawFd, room: usize) -> Op {
     Op::Read {
         fd: lend(fd),
@@ -276,75 +244,22 @@ pub(crate) fn read(fd: RawFd, room: usize) -> Op {
     }
 }
 
-/// Receives into a message.
-pub(crate) fn receive_message(fd: RawFd, message: Message, flags: i32) -> Op {
-    Op::RecvMsg {
+/// Writes these bytes to a stream or a device, or at a file's position.
+pub(crate) fn write(fd: RawFd, bytes: &[u8]) -> Op {
+    Op::Write {
         fd: lend(fd),
-        message,
-        flags,
+        buffer: bytes.to_vec(),
+        start: 0,
+        offset: None,
     }
 }
 
-/// Sends a message.
-pub(crate) fn send_message(fd: RawFd, message: Message) -> Op {
-    Op::SendMsg {
-        fd: lend(fd),
-        message,
-        flags: 0,
-    }
-}
-
-/// The bytes that a finished operation has received or read.
+/// The bytes that a finished operation has read.
 pub(crate) fn bytes_of(op: Op) -> Vec<u8> {
     match op {
-        Op::Recv { buffer, .. } | Op::Read { buffer, .. } => buffer,
-        Op::RecvMsg { message, .. } => message.buffer,
-        other => panic!("{other:?} receives nothing"),
+        Op::Read { buffer, .. } => buffer,
+        other => panic!("{other:?} reads nothing"),
     }
-}
-
-/// Connects to an address.
-pub(crate) fn connect(fd: RawFd, address: impl Into<SocketAddress>) -> Op {
-    Op::Connect {
-        fd: lend(fd),
-        addr: address.into(),
-    }
-}
-
-/// Shuts down a direction of a socket.
-pub(crate) fn shut_down(fd: RawFd, how: i32) -> Op {
-    Op::Shutdown { fd: lend(fd), how }
-}
-
-/// Accepts one connection.
-pub(crate) fn accept_one(fd: RawFd) -> Op {
-    Op::Accept {
-        fd: lend(fd),
-        multishot: false,
-    }
-}
-
-/// Accepts connections until it is cancelled.
-pub(crate) fn accept(fd: RawFd) -> Op {
-    Op::Accept {
-        fd: lend(fd),
-        multishot: true,
-    }
-}
-
-/// Polls until this many connections have come from an [`accept`].
-pub(crate) fn accepted(driver: &mut Driver, token: Token, count: usize) -> Vec<OwnedFd> {
-    let mut accepted = Vec::new();
-    let mut events = Vec::new();
-    while accepted.len() < count {
-        events.clear();
-        poll(driver, Some(PATIENCE), &mut events);
-        for event in &events {
-            assert!(event.token() == token && event.is_more(), "{event:?}");
-            accepted.push(driver.take_fd(event).unwrap());
-        }
-    }
-    accepted
 }
 
 /// Submits an operation and polls until its last event. Returns the result or `-errno`, and its resources.
@@ -355,7 +270,7 @@ pub(crate) fn finish(driver: &mut Driver, op: Op) -> (i32, Op) {
     (event.result(), driver.take(token).unwrap())
 }
 
-/// Submits an operation that opens or accepts something, and polls until it has.
+/// Submits an operation that opens something, and polls until it has.
 pub(crate) fn descriptor_of(driver: &mut Driver, op: Op) -> OwnedFd {
     let token = driver.submit(op).unwrap();
     let event = event_of(driver, token);

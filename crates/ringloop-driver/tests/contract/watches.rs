@@ -31,6 +31,7 @@ on_both_backends!(
     a_fired_one_shot_survives_the_reuse_of_its_descriptor,
     one_poll_reports_all_that_is_ready,
     a_poll_leaves_what_is_too_much_to_the_next,
+    closing_under_a_watch_reaches_the_peer,
 );
 
 fn an_edge_watch_reports_what_is_there_and_each_arrival(mut driver: Driver) {
@@ -419,4 +420,24 @@ fn a_poll_leaves_what_is_too_much_to_the_next(mut driver: Driver) {
         }
     }
     assert_eq!(missing.len(), 0);
+}
+
+fn closing_under_a_watch_reaches_the_peer(mut driver: Driver) {
+    for mode in [Mode::Edge, Mode::Level, Mode::OneShot] {
+        for polled in [false, true] {
+            let (listener, address) = listener();
+            let mut client = TcpStream::connect(address).unwrap();
+            let (server, _) = listener.accept().unwrap();
+            let watch = driver.watch(raw(&server), Interest::READ, mode).unwrap();
+            if polled {
+                poll(&mut driver, Some(Duration::ZERO), &mut Vec::new());
+            }
+            driver.unwatch(watch);
+            driver.flush().unwrap();
+            drop(server);
+            client.set_read_timeout(Some(PATIENCE)).unwrap();
+            assert_eq!(client.read(&mut [0]).unwrap(), 0);
+        }
+    }
+    assert_eq!(all_events(&mut driver), []);
 }

@@ -11,7 +11,7 @@ use ringloop_driver::{BackendKind, Bytes, Driver, Op, SENT_BY_COPY, SENT_WITHOUT
 
 use crate::support::{
     PATIENCE, QUIET, all_events, event_of, fill, lend, on_both_backends, pair, pattern, pipe, poll,
-    raw, receive, rest_of, tcp_pair,
+    raw, read, rest_of, tcp_pair,
 };
 
 on_both_backends!(
@@ -307,7 +307,7 @@ fn an_owner_that_panics_disturbs_neither_the_driver_nor_other_operations(mut dri
     }
     let (near, mut far) = tcp_pair();
     let (receiving, mut sending) = pair();
-    let received = driver.submit(receive(raw(&receiving), 8)).unwrap();
+    let received = driver.submit(read(raw(&receiving), 8)).unwrap();
     // One is discarded before it starts, one when it has, and one is finished and not taken.
     let unstarted = driver
         .submit(send_zero_copy(raw(&near), Panicking))
@@ -328,7 +328,7 @@ fn an_owner_that_panics_disturbs_neither_the_driver_nor_other_operations(mut dri
     assert_eq!(event_of(&mut driver, received).result(), 1);
     assert!(driver.take(received).is_some());
     all_events(&mut driver);
-    driver.submit(receive(raw(&receiving), 8)).unwrap();
+    driver.submit(read(raw(&receiving), 8)).unwrap();
     driver
         .submit(send_zero_copy(raw(&near), Panicking))
         .unwrap();

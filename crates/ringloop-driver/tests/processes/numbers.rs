@@ -3,18 +3,15 @@
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{TcpListener, TcpStream};
 use std::os::fd::{OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use ringloop_driver::{Bytes, Driver, Message, Op, SharedFd, Token};
+use ringloop_driver::{Bytes, Driver, Op, SharedFd, Token};
 
-use crate::support::{
-    PATIENCE, driver, fill, in_child, listener, on_both_backends, pair, pipe, raw,
-};
+use crate::support::{PATIENCE, driver, fill, in_child, on_both_backends, pair, pipe, raw};
 
 on_both_backends!(
     no_operation_meets_another_file_under_its_number,
@@ -24,36 +21,23 @@ on_both_backends!(
 /// Operations that read from a file or write to one.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
-    AcceptOne,
-    AcceptMany,
-    Recv,
-    RecvMsg,
-    Send,
-    SendMsg,
+    ReadSocket,
+    WriteSocket,
     SendZeroCopy,
     ReadPipe,
     WritePipe,
     WriteFile,
-    Shutdown,
 }
 
-use Kind::{
-    AcceptMany, AcceptOne, ReadPipe, Recv, RecvMsg, Send, SendMsg, SendZeroCopy, Shutdown,
-    WriteFile, WritePipe,
-};
+use Kind::{ReadPipe, ReadSocket, SendZeroCopy, WriteFile, WritePipe, WriteSocket};
 
-const KINDS: [Kind; 11] = [
-    AcceptOne,
-    AcceptMany,
-    Recv,
-    RecvMsg,
-    Send,
-    SendMsg,
+const KINDS: [Kind; 6] = [
+    ReadSocket,
+    WriteSocket,
     SendZeroCopy,
     ReadPipe,
     WritePipe,
     WriteFile,
-    Shutdown,
 ];
 
 /// When an operation is abandoned.
@@ -75,11 +59,11 @@ enum How {
 
 const BYTES: &[u8] = b"for somebody else";
 
-/// An operation on a file that nobody else holds, and the other ends. All but the last two wait.
+/// An operation on a file that nobody else holds, and the other ends. All but the last wait.
 fn operation(kind: Kind, path: &Path) -> (Op, [OwnedFd; 2]) {
     let (near, far) = pair();
     let (reader, writer) = pipe();
-    if matches!(kind, Send | SendMsg | SendZeroCopy) {
+    if matches!(kind, WriteSocket | SendZeroCopy) {
         fill(raw(&near));
     }
     if matches!(kind, WritePipe) {
@@ -91,37 +75,23 @@ fn operation(kind: Kind, path: &Path) -> (Op, [OwnedFd; 2]) {
         OwnedFd::from(far),
         OwnedFd::from(File::open("/dev/null").unwrap()),
     ];
-    let (buffer, flags) = (Vec::with_capacity(64), 0);
+    let buffer = Vec::with_capacity(64);
     let op = match kind {
-        AcceptOne | AcceptMany => Op::Accept {
-            fd: SharedFd::new(listener().0),
-            multishot: matches!(kind, AcceptMany),
-        },
-        Recv => Op::Recv {
+        ReadSocket => Op::Read {
             fd: SharedFd::new(near),
             buffer,
-            flags,
+            offset: None,
         },
-        RecvMsg => Op::RecvMsg {
-            fd: SharedFd::new(near),
-            message: Message::from(buffer),
-            flags,
-        },
-        Send => Op::Send {
+        WriteSocket => Op::Write {
             fd: SharedFd::new(near),
             buffer: BYTES.to_vec(),
             start: 0,
-            flags,
-        },
-        SendMsg => Op::SendMsg {
-            fd: SharedFd::new(near),
-            message: Message::from(BYTES.to_vec()),
-            flags,
+            offset: None,
         },
         SendZeroCopy => Op::SendZeroCopy {
             fd: SharedFd::new(near),
             bytes: Bytes::new(BYTES),
-            flags,
+            flags: 0,
         },
         ReadPipe => {
             others[1] = writer.into();
@@ -146,18 +116,12 @@ fn operation(kind: Kind, path: &Path) -> (Op, [OwnedFd; 2]) {
             start: 0,
             offset: Some(0),
         },
-        Shutdown => Op::Shutdown {
-            fd: SharedFd::new(near),
-            how: libc::SHUT_RDWR,
-        },
     };
     (op, others)
 }
 
 /// Files of all kinds. Each has data to read and room to write.
 struct Decoys {
-    listener: TcpListener,
-    _client: TcpStream,
     sockets: (UnixStream, UnixStream),
     reader: File,
     _writer: File,
@@ -170,24 +134,18 @@ impl Decoys {
         let path = path.with_extension("decoy");
         std::fs::write(&path, "data").unwrap();
         let open = || File::options().read(true).write(true).open(&path).unwrap();
-        let (mut first_listener, mut first_pair, mut first_pipe, mut first_file) =
-            (None, None, None, None);
+        let (mut first_pair, mut first_pipe, mut first_file) = (None, None, None);
         match kind {
-            AcceptOne | AcceptMany => first_listener = Some(listener()),
             ReadPipe | WritePipe => first_pipe = Some(pipe()),
             WriteFile => first_file = Some(open()),
             _ => first_pair = Some(pair()),
         }
-        let (listener, address) = first_listener.unwrap_or_else(listener);
-        let client = TcpStream::connect(address).unwrap();
         let sockets = first_pair.unwrap_or_else(pair);
         (&sockets.0).write_all(b"data").unwrap();
         (&sockets.1).write_all(b"data").unwrap();
         let (reader, writer) = first_pipe.unwrap_or_else(pipe);
         (&writer).write_all(b"data").unwrap();
         Decoys {
-            listener,
-            _client: client,
             sockets,
             reader,
             _writer: writer,
@@ -197,8 +155,6 @@ impl Decoys {
 
     /// Checks that everything is unchanged.
     fn check(mut self) -> Result<(), String> {
-        let accepted = self.listener.accept();
-        accepted.map_err(|error| format!("another listener's connection: {error}"))?;
         let mut buffer = [0; 64];
         let (near, far) = &mut self.sockets;
         for end in [near as &mut dyn Read, far, &mut self.reader] {
@@ -207,7 +163,7 @@ impl Decoys {
                 return Err(format!("another file had {:?}", &buffer[..count]));
             }
         }
-        // It was not shut down, either.
+        // It was not closed, either.
         let error = self.sockets.0.read(&mut buffer).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::WouldBlock);
         let count = self.file.read_at(&mut buffer, 0).unwrap();

@@ -209,9 +209,9 @@ fn a_flush_that_the_kernel_refuses_says_so_and_the_socket_stays_open() {
             driver.flush().map_err(|error| error.to_string())?;
             refuse(libc::SYS_io_uring_enter, errno);
             driver.flush().map_err(|error| error.to_string())?;
-            let token = driver.submit(Op::Recv {
+            let token = driver.submit(Op::SendZeroCopy {
                 fd: near,
-                buffer: Vec::with_capacity(8),
+                bytes: Bytes::new("x"),
                 flags: 0,
             });
             let token = token.map_err(|error| error.to_string())?;

@@ -5,11 +5,14 @@
 
 use std::collections::HashMap;
 use std::io::Read;
-use std::os::fd::AsRawFd;
+use std::net::Shutdown;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use ringloop_driver::{BackendChoice, Config, Driver, Event, Interest, Mode, Op, SharedFd, Token};
+use ringloop_driver::{
+    BackendChoice, Bytes, Config, Driver, Event, Interest, Mode, Op, SENT_BY_COPY, SharedFd, Token,
+};
 
 /// An input has at most this many steps: longer ones reach no other states.
 const STEPS_MAX: usize = 120;
@@ -38,9 +41,8 @@ fn byte(from: usize, index: usize) -> u8 {
 /// The kind of what was submitted.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Kind {
-    Recv,
+    Read,
     Send,
-    Shutdown,
     Close,
 }
 
@@ -51,6 +53,8 @@ struct Pending {
     length: usize,
     is_cancelled: bool,
     never_waits: bool,
+    /// For a send: whether its count has come.
+    is_answered: bool,
 }
 
 impl Pending {
@@ -61,6 +65,7 @@ impl Pending {
             length,
             is_cancelled: false,
             never_waits: flags & libc::MSG_DONTWAIT != 0,
+            is_answered: false,
         }
     }
 }
@@ -130,8 +135,8 @@ impl World {
             libc::MSG_DONTWAIT
         };
         match step % 16 {
-            0 | 1 => self.receive(end, 1 + amount, 0),
-            2 => self.receive(end, 1 + amount * 300, flags),
+            0 | 1 => self.read(end, 1 + amount),
+            2 => self.read(end, 1 + amount * 300),
             3 | 4 => self.send(end, amount, 0),
             5 => self.send(end, amount * 2000, flags),
             6 => self.shut_down(end),
@@ -166,16 +171,20 @@ impl World {
         assert!(self.pending.insert(token, pending).is_none());
     }
 
-    fn receive(&mut self, end: usize, length: usize, flags: i32) {
+    fn read(&mut self, end: usize, length: usize) {
         let Some(fd) = self.ends[end].fd.clone() else {
             return;
         };
-        if self.is_busy(end, Kind::Recv) {
+        if self.is_busy(end, Kind::Read) {
             return;
         }
         let buffer = Vec::with_capacity(length);
-        let op = Op::Recv { fd, buffer, flags };
-        self.submit(op, Pending::new(Kind::Recv, end, length, flags));
+        let op = Op::Read {
+            fd,
+            buffer,
+            offset: None,
+        };
+        self.submit(op, Pending::new(Kind::Read, end, length, 0));
     }
 
     fn send(&mut self, end: usize, length: usize, flags: i32) {
@@ -185,15 +194,13 @@ impl World {
         if self.is_busy(end, Kind::Send) {
             return;
         }
-        // What is before the start must not be sent.
-        let start = length % 7;
         let sent = self.ends[end].sent;
-        let mut buffer = vec![0xFF; start];
-        buffer.extend((sent..sent + length).map(|index| byte(end, index)));
-        let op = Op::Send {
+        let bytes: Vec<u8> = (sent..sent + length)
+            .map(|index| byte(end, index))
+            .collect();
+        let op = Op::SendZeroCopy {
             fd,
-            buffer,
-            start,
+            bytes: Bytes::new(bytes),
             flags,
         };
         self.submit(op, Pending::new(Kind::Send, end, length, flags));
@@ -203,12 +210,17 @@ impl World {
         let Some(fd) = self.ends[end].fd.clone() else {
             return;
         };
-        self.ends[end].may_have_ended = true;
-        let how = libc::SHUT_WR;
-        self.submit(
-            Op::Shutdown { fd, how },
-            Pending::new(Kind::Shutdown, end, 0, 0),
-        );
+        let socket = UnixStream::from(fd.as_fd().try_clone_to_owned().unwrap());
+        match socket.shutdown(Shutdown::Write) {
+            Ok(()) => {
+                self.ends[end].may_have_ended = true;
+                self.ends[end].has_ended = true;
+            }
+            Err(error) => {
+                assert_eq!(error.raw_os_error(), Some(libc::ENOTCONN));
+                assert!(self.ends[end ^ 1].may_have_ended);
+            }
+        }
     }
 
     /// Closes a socket that no operation has.
@@ -259,9 +271,9 @@ impl World {
         let pending = self.pending.remove(&token).unwrap();
         let end = &mut self.ends[pending.end];
         match pending.kind {
-            Kind::Recv => end.received_is_unknown = true,
+            Kind::Read => end.received_is_unknown = true,
             Kind::Send => end.sent_is_unknown = true,
-            Kind::Shutdown | Kind::Close => {}
+            Kind::Close => {}
         }
         self.gone.push(token);
     }
@@ -332,7 +344,9 @@ impl World {
     }
 
     fn end_of_operation(&mut self, event: Event) {
-        assert!(!event.is_more());
+        if event.is_more() {
+            return self.sent(event);
+        }
         let pending = self
             .pending
             .remove(&event.token())
@@ -346,6 +360,7 @@ impl World {
             Ok(count) => self.succeeded(pending, count as usize, op),
             Err(error) => {
                 let is_possible = match error.raw_os_error().unwrap() {
+                    _ if pending.is_answered => false,
                     libc::ECANCELED => pending.is_cancelled,
                     libc::EAGAIN => pending.never_waits,
                     libc::EPIPE => {
@@ -353,12 +368,11 @@ impl World {
                             && (peer_may_have_ended || self.ends[end].may_have_ended)
                     }
                     libc::ECONNRESET => peer_may_have_ended,
-                    libc::ENOTCONN => pending.kind == Kind::Shutdown && peer_may_have_ended,
                     _ => false,
                 };
                 assert!(is_possible, "{pending:?} ended with {error}");
                 match op {
-                    Op::Recv { buffer, .. } => assert!(buffer.is_empty()),
+                    Op::Read { buffer, .. } => assert!(buffer.is_empty()),
                     // A close that is cancelled closes all the same, at the latest when the operation is dropped.
                     Op::Close { .. } => self.ends[end].has_ended = true,
                     _ => {}
@@ -367,24 +381,33 @@ impl World {
         }
     }
 
+    /// The first event of a send.
+    fn sent(&mut self, event: Event) {
+        let pending = self.pending.get_mut(&event.token());
+        let pending = pending.expect("nobody submitted it");
+        let count = event.io_result().unwrap() as usize;
+        assert!(pending.kind == Kind::Send && !pending.is_answered);
+        assert!(count <= pending.length && (count > 0 || pending.length == 0));
+        pending.is_answered = true;
+        self.ends[pending.end].sent += count;
+    }
+
     fn succeeded(&mut self, pending: Pending, count: usize, op: Op) {
         let (end, peer) = (pending.end, pending.end ^ 1);
-        assert!(count <= pending.length, "{pending:?} ended with {count}");
         match (pending.kind, op) {
-            (Kind::Recv, Op::Recv { buffer, .. }) => {
-                assert_eq!(buffer.len(), count);
+            (Kind::Read, Op::Read { buffer, .. }) => {
+                assert!(count <= pending.length && buffer.len() == count);
                 assert!(
                     count > 0 || self.ends[peer].may_have_ended,
                     "an end that was not sent"
                 );
                 self.received(end, &buffer);
             }
-            (Kind::Send, Op::Send { buffer, start, .. }) => {
-                assert_eq!(buffer.len() - start, pending.length);
-                assert!(count > 0 || pending.length == 0);
-                self.ends[end].sent += count;
+            (Kind::Send, Op::SendZeroCopy { bytes, .. }) => {
+                assert_eq!(bytes.as_slice().len(), pending.length);
+                assert!(pending.is_answered && count == SENT_BY_COPY as usize);
             }
-            (Kind::Shutdown, Op::Shutdown { .. }) | (Kind::Close, Op::Close { fd: None }) => {
+            (Kind::Close, Op::Close { fd: None }) => {
                 self.ends[end].has_ended = true;
             }
             (kind, op) => panic!("{kind:?} gave {op:?} back"),
@@ -413,10 +436,10 @@ impl World {
     fn must_end(&self, pending: &Pending) -> bool {
         let (end, peer) = (&self.ends[pending.end], &self.ends[pending.end ^ 1]);
         match pending.kind {
-            Kind::Shutdown | Kind::Close => true,
-            Kind::Send => peer.has_ended && peer.fd.is_none(),
-            Kind::Recv if end.received_is_unknown || peer.sent_is_unknown => peer.has_ended,
-            Kind::Recv => peer.has_ended || peer.sent > end.received,
+            Kind::Close => true,
+            Kind::Send => pending.is_answered || peer.has_ended && peer.fd.is_none(),
+            Kind::Read if end.received_is_unknown || peer.sent_is_unknown => peer.has_ended,
+            Kind::Read => peer.has_ended || peer.sent > end.received,
         }
     }
 

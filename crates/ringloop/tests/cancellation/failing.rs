@@ -22,10 +22,9 @@ use crate::memory::{MARKED, buffer};
 /// The errors of an operation, from the manual page of its system call.
 fn errors_of(op: &Op) -> &'static [i32] {
     use libc::{
-        EACCES, EBADF, ECONNABORTED, ECONNRESET, EDQUOT, EEXIST, EFBIG, EHOSTUNREACH, EINTR,
-        EINVAL, EIO, EISDIR, ELOOP, EMFILE, EMSGSIZE, ENAMETOOLONG, ENETDOWN, ENFILE, ENOBUFS,
-        ENOENT, ENOMEM, ENOSPC, ENOTDIR, ENXIO, EOVERFLOW, EPERM, EPIPE, EPROTO, EROFS, ETIMEDOUT,
-        ETXTBSY,
+        EACCES, EBADF, ECONNRESET, EDQUOT, EEXIST, EFBIG, EINTR, EINVAL, EIO, EISDIR, ELOOP,
+        EMFILE, EMSGSIZE, ENAMETOOLONG, ENFILE, ENOBUFS, ENOENT, ENOMEM, ENOSPC, ENOTDIR, ENXIO,
+        EOVERFLOW, EPERM, EPIPE, EROFS, ETIMEDOUT, ETXTBSY,
     };
     match op {
         Op::OpenAt { .. } => &[
@@ -56,19 +55,6 @@ fn errors_of(op: &Op) -> &'static [i32] {
         ],
         Op::Fsync { .. } => &[EBADF, EDQUOT, EINTR, EINVAL, EIO, ENOSPC, EROFS],
         Op::Close { .. } => &[EBADF, EDQUOT, EINTR, EIO, ENOSPC],
-        Op::Accept { .. } => &[
-            ECONNABORTED,
-            EHOSTUNREACH,
-            EINTR,
-            EMFILE,
-            ENETDOWN,
-            ENFILE,
-            ENOBUFS,
-            ENOMEM,
-            EPERM,
-            EPROTO,
-            ETIMEDOUT,
-        ],
         Op::SendZeroCopy { .. } => &[
             ECONNRESET, EINTR, EMSGSIZE, ENOBUFS, ENOMEM, EPIPE, ETIMEDOUT,
         ],
