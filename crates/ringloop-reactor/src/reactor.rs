@@ -167,6 +167,7 @@ impl Reactor {
     }
 
     /// Returns the counts of what the reactor has done so far.
+    #[inline]
     pub fn counters(&self) -> ReactorCounters {
         let waits = self.policy.counters();
         ReactorCounters {

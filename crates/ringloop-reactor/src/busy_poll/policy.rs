@@ -143,6 +143,7 @@ impl Policy {
     }
 
     /// How long the next wait would poll, before the allowance and sampling are applied.
+    #[inline]
     pub(crate) fn window_ns(&self) -> u64 {
         match (self.choice, self.mode) {
             (BusyPoll::Fixed(window), _) => u64::try_from(window.as_nanos()).unwrap_or(u64::MAX),
