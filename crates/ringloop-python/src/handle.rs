@@ -29,30 +29,31 @@ use pyo3::{PyTraverseError, PyVisit};
 use ringloop_reactor::timers::TimerKey;
 
 use crate::names::intern;
-use crate::native_type::Head;
+use crate::native_type::{
+    Native, Optional, Owned, References, Visitor, content, is, new_untracked,
+};
 use crate::objects::{self, New};
 use crate::run_lock;
 use crate::support::{self, guard};
 
 pub(crate) use self::object::add_to;
 
-use self::memory::{HANDLE, TIMER_HANDLE, allocate, drop_call, hide, reveal, visit_members};
+use self::memory::{hide, reveal};
 
 /// Arguments that fit into the handle itself; more go into a tuple.
 const INLINE_ARGUMENTS: usize = 3;
 
-/// The memory of a `Handle`, and the beginning of a `TimerHandle`.
+/// The content of a `Handle`, and the beginning of that of a `TimerHandle`.
 #[repr(C)]
 pub(crate) struct Handle {
-    head: Head,
-    /// Owned. Null once cancelled.
-    callback: *mut ffi::PyObject,
-    /// Owned. `arguments[0]` is a tuple where `spilled` is set.
-    arguments: [*mut ffi::PyObject; INLINE_ARGUMENTS],
-    /// Owned, a `contextvars.Context` (or what the user gave for one).
-    context: *mut ffi::PyObject,
-    /// Owned, an instance of `Loop`.
-    event_loop: *mut ffi::PyObject,
+    /// None once cancelled.
+    callback: Option<Owned>,
+    /// The first ones are there. `arguments[0]` is a tuple where `spilled` is set.
+    arguments: [Option<Owned>; INLINE_ARGUMENTS],
+    /// A `contextvars.Context` (or what the user gave for one); None once the collector has cleared the handle.
+    context: Option<Owned>,
+    /// An instance of `Loop`.
+    event_loop: Owned,
     argument_count: u8,
     spilled: bool,
     cancelled: bool,
@@ -72,7 +73,7 @@ enum Origin {
     IntegerDeadline,
 }
 
-/// The memory of a `TimerHandle`.
+/// The content of a `TimerHandle`.
 #[repr(C)]
 struct TimerHandle {
     handle: Handle,
@@ -115,7 +116,7 @@ pub(crate) struct Call<'a> {
 /// An owned reference to a handle. Dropping is explicit (`release`), because it may run arbitrary Python code and
 /// must not happen while the loop's state is borrowed.
 #[derive(Copy, Clone, PartialEq, Eq)]
-pub(crate) struct HandleRef(NonNull<Handle>);
+pub(crate) struct HandleRef(NonNull<ffi::PyObject>);
 
 // SAFETY: a handle is only touched under the GIL.
 unsafe impl Send for HandleRef {}
@@ -131,78 +132,69 @@ impl HandleRef {
         event_loop: *mut ffi::PyObject,
         when: Option<Deadline>,
     ) -> Option<Self> {
-        // SAFETY: the caller holds the GIL and vouches for the pointers; the block from `allocate` has room for a
-        // `Handle`, and each field is written before the object is tracked and can be seen.
+        // SAFETY: the GIL is held, and the pointers are live objects, which is the function's contract. The context is
+        // hidden only if it is a copy that nobody else has.
         unsafe {
             let copies = call.context.is_null() || call.context == ffi::Py_None();
             let context = if copies {
-                ffi::PyContext_CopyCurrent()
+                Owned::from_owned(ffi::PyContext_CopyCurrent())?
             } else {
-                ffi::Py_NewRef(call.context)
+                Owned::new(call.context)
             };
-            if context.is_null() {
-                return None;
-            }
             let spill = if call.arguments.len() > INLINE_ARGUMENTS {
-                let tuple = objects::tuple_from_borrowed(call.arguments);
-                if tuple.is_null() {
-                    ffi::Py_DECREF(context);
-                    return None;
-                }
-                tuple
+                Some(Owned::from_owned(objects::tuple_from_borrowed(
+                    call.arguments,
+                ))?)
             } else {
-                ptr::null_mut()
+                None
             };
-            let this = allocate(if when.is_some() {
-                &raw mut TIMER_HANDLE
-            } else {
-                &raw mut HANDLE
-            });
-            if this.is_null() {
-                ffi::Py_DECREF(context);
-                ffi::Py_XDECREF(spill);
-                return None;
-            }
-            if copies {
-                hide(context);
-            }
-            (*this).callback = ffi::Py_NewRef(call.callback);
-            (*this).context = context;
-            (*this).event_loop = ffi::Py_NewRef(event_loop);
-            (*this).head.weak_references = ptr::null_mut();
-            (*this).cancelled = false;
-            (*this).origin = match when {
-                Some(Deadline { integer: true, .. }) => Origin::IntegerDeadline,
-                _ => Origin::Usual,
-            };
-            (*this).running = 0;
-            (*this).spilled = !spill.is_null();
-            if spill.is_null() {
-                (*this).argument_count = call.arguments.len() as u8;
-                for (slot, &argument) in (*this).arguments.iter_mut().zip(call.arguments) {
-                    *slot = ffi::Py_NewRef(argument);
+            let make = || {
+                if copies {
+                    hide(context.as_ptr());
                 }
-            } else {
-                (*this).argument_count = 1;
-                (*this).arguments[0] = spill;
-            }
-            if let Some(when) = when {
-                let timer = this.cast::<TimerHandle>();
-                (*timer).when_s = when.seconds;
-                (*timer).timer = None;
-            }
-            Some(Self(NonNull::new_unchecked(this)))
+                let mut arguments = [const { None }; INLINE_ARGUMENTS];
+                let spilled = spill.is_some();
+                let argument_count = if spilled {
+                    arguments[0] = spill;
+                    1
+                } else {
+                    for (place, &argument) in arguments.iter_mut().zip(call.arguments) {
+                        *place = Some(Owned::new(argument));
+                    }
+                    call.arguments.len() as u8
+                };
+                Handle {
+                    callback: Some(Owned::new(call.callback)),
+                    arguments,
+                    context: Some(context),
+                    event_loop: Owned::new(event_loop),
+                    argument_count,
+                    spilled,
+                    cancelled: false,
+                    origin: match when {
+                        Some(Deadline { integer: true, .. }) => Origin::IntegerDeadline,
+                        _ => Origin::Usual,
+                    },
+                    running: 0,
+                }
+            };
+            let object = match when {
+                None => new_untracked(make)?,
+                Some(when) => new_untracked(|| TimerHandle {
+                    handle: make(),
+                    when_s: when.seconds,
+                    timer: None,
+                })?,
+            };
+            Some(Self(object))
         }
     }
 
     /// The handle behind `object`, borrowed, if it is one of ours.
     pub(crate) fn from_object(object: &Bound<'_, PyAny>) -> Option<Self> {
-        // SAFETY: the GIL is held (a `Bound` proves it) and the type check proves the layout.
-        unsafe {
-            let class = ffi::Py_TYPE(object.as_ptr());
-            (class == HANDLE.class || class == TIMER_HANDLE.class)
-                .then(|| Self(NonNull::new_unchecked(object.as_ptr().cast())))
-        }
+        // SAFETY: an object is not at null.
+        (is::<Handle>(object) || is::<TimerHandle>(object))
+            .then(|| Self(unsafe { NonNull::new_unchecked(object.as_ptr()) }))
     }
 
     /// The handle behind a pointer.
@@ -212,12 +204,28 @@ impl HandleRef {
     #[inline]
     pub(crate) unsafe fn from_ptr(object: *mut ffi::PyObject) -> Self {
         // SAFETY: a live handle, which the function's contract asks for, is not at null.
-        Self(unsafe { NonNull::new_unchecked(object.cast()) })
+        Self(unsafe { NonNull::new_unchecked(object) })
     }
 
     #[inline]
     pub(crate) fn as_ptr(self) -> *mut ffi::PyObject {
-        self.0.as_ptr().cast()
+        self.0.as_ptr()
+    }
+
+    /// Where its content is.
+    #[inline]
+    fn content(self) -> *mut Handle {
+        content(self.as_ptr())
+    }
+
+    /// Where the content of a timer's handle is; None for another one.
+    #[inline]
+    fn timer_content(self) -> Option<*mut TimerHandle> {
+        // SAFETY: a `HandleRef` refers to a live handle.
+        let class = unsafe { ffi::Py_TYPE(self.as_ptr()) };
+        TimerHandle::class()
+            .is(class)
+            .then(|| content(self.as_ptr()))
     }
 
     /// Takes one more reference.
@@ -259,7 +267,9 @@ impl HandleRef {
         // SAFETY: a `HandleRef` refers to a live handle, and the collector runs with the GIL held. `forward_visit` gets
         // the `Forward` that it expects, which outlives the call.
         unsafe {
-            visit_members(self.0.as_ptr(), forward_visit, (&raw mut forward).cast());
+            let visitor = Visitor::new(forward_visit, (&raw mut forward).cast());
+            // The result is in `forward`, too.
+            let _ = (*self.content()).show(visitor);
         }
         forward.result
     }
@@ -267,11 +277,9 @@ impl HandleRef {
     /// Remembers the handle's place in the timers, or that it has left them. For timer handles only.
     #[inline]
     pub(crate) fn set_timer(self, key: Option<TimerKey>) {
-        // SAFETY: a `HandleRef` refers to a live handle, the type says which; the GIL serialises writers.
-        unsafe {
-            if ffi::Py_TYPE(self.as_ptr()) == TIMER_HANDLE.class {
-                (*self.0.as_ptr().cast::<TimerHandle>()).timer = key;
-            }
+        if let Some(timer) = self.timer_content() {
+            // SAFETY: a `HandleRef` refers to a live handle; the GIL serialises writers.
+            unsafe { (*timer).timer = key };
         }
     }
 
@@ -279,7 +287,7 @@ impl HandleRef {
     #[inline]
     pub(crate) fn set_threadsafe(self) {
         // SAFETY: a `HandleRef` refers to a live handle.
-        unsafe { (*self.0.as_ptr()).origin = Origin::Threadsafe };
+        unsafe { (*self.content()).origin = Origin::Threadsafe };
     }
 
     /// Tells the collector of a handle that somebody besides the queue holds.
@@ -303,14 +311,14 @@ impl HandleRef {
     #[inline]
     pub(crate) fn is_cancelled(self) -> bool {
         // SAFETY: a `HandleRef` refers to a live handle.
-        unsafe { (*self.0.as_ptr()).cancelled }
+        unsafe { (*self.content()).cancelled }
     }
 
     /// Cancels the callback and drops what it holds, which may run Python code. The caller, who keeps the handle alive,
     /// takes the timer that it returns out of the queue of this loop.
     #[must_use]
     pub(crate) fn cancel(self, py: Python<'_>) -> Option<(Bound<'_, PyAny>, TimerKey)> {
-        let this = self.0.as_ptr();
+        let this = self.content();
         // SAFETY: the GIL is held and the handle is alive; so is its loop, which the handle refers to until it ends.
         unsafe {
             if (*this).cancelled {
@@ -318,25 +326,23 @@ impl HandleRef {
             }
             (*this).cancelled = true;
             if (*this).running == 0 {
-                drop_call(this);
+                let taken = (*this).take_call();
+                drop(taken);
             }
             self.track();
-            if ffi::Py_TYPE(this.cast()) != TIMER_HANDLE.class {
-                return None;
-            }
-            let key = (*this.cast::<TimerHandle>()).timer.take()?;
-            Some((Bound::from_borrowed_ptr(py, (*this).event_loop), key))
+            let key = (*self.timer_content()?).timer.take()?;
+            Some(((*this).event_loop.bind(py).clone(), key))
         }
     }
 
     /// Where asyncio would take the lock of a handle of `call_soon_threadsafe`.
     pub(crate) fn wait_for_end_of_run(self, py: Python<'_>) -> PyResult<()> {
-        let this = self.0.as_ptr();
+        let this = self.content();
         // SAFETY: the handle is alive until this returns, as the caller owns a reference. Whenever `is_running` is
         // called, the GIL is held.
         unsafe {
             if (*this).origin == Origin::Threadsafe && (*this).running > 0 {
-                return run_lock::wait_for_end(py, this as usize, || (*this).running > 0);
+                return run_lock::wait_for_end(py, self.as_ptr() as usize, || (*this).running > 0);
             }
         }
         Ok(())
@@ -346,7 +352,7 @@ impl HandleRef {
     /// every other exception goes to the loop's exception handler, as asyncio's `Handle._run` does.
     #[inline]
     pub(crate) fn run(self, py: Python<'_>) -> PyResult<()> {
-        let this = self.0.as_ptr();
+        let this = self.content();
         // SAFETY: the GIL is held, the handle is alive (the caller owns a reference for the whole call), and `running`
         // keeps `cancel` from dropping callback and arguments until the call is over.
         unsafe {
@@ -358,9 +364,9 @@ impl HandleRef {
             }
             (*this).running += 1;
             if (*this).origin == Origin::Threadsafe {
-                run_lock::begin(this as usize);
+                run_lock::begin(self.as_ptr() as usize);
             }
-            let context = (*this).context;
+            let context = (*this).context.as_ptr_or_null();
             reveal(context);
             let mut result = ptr::null_mut();
             if ffi::PyContext_Enter(context) == 0 {
@@ -389,18 +395,19 @@ impl HandleRef {
 
     /// The callback that `run` has called, even if it was cancelled meanwhile. To be asked before `finish_run`.
     pub(crate) fn callback(self, py: Python<'_>) -> Option<Bound<'_, PyAny>> {
-        // SAFETY: the GIL is held, the handle is alive, and its callback is an object or null.
-        unsafe { Bound::from_borrowed_ptr_or_opt(py, (*self.0.as_ptr()).callback) }
+        // SAFETY: the GIL is held (`py`), and a `HandleRef` refers to a live handle. No Python code runs here.
+        unsafe { (*self.content()).callback.bound(py) }
     }
 
     /// Drops callback and arguments if they were cancelled during `run`.
     #[inline]
     pub(crate) fn finish_run(self, _py: Python<'_>) {
-        let this = self.0.as_ptr();
+        let this = self.content();
         // SAFETY: the GIL is held, and the handle is alive (the caller owns a reference).
         unsafe {
             if (*this).cancelled && (*this).running == 0 {
-                drop_call(this);
+                let taken = (*this).take_call();
+                drop(taken);
             }
         }
     }
@@ -436,13 +443,20 @@ unsafe fn call(this: *mut Handle) -> *mut ffi::PyObject {
     // leaves the slot before the first argument free for the callee, which is what PY_VECTORCALL_ARGUMENTS_OFFSET
     // allows it to use.
     unsafe {
+        let callback = (*this).callback.as_ptr_or_null();
         if (*this).spilled {
-            return ffi::PyObject_Call((*this).callback, (*this).arguments[0], ptr::null_mut());
+            let arguments = (&(*this).arguments)[0].as_ptr_or_null();
+            return ffi::PyObject_Call(callback, arguments, ptr::null_mut());
         }
-        let arguments = &(*this).arguments;
-        let stack = [ptr::null_mut(), arguments[0], arguments[1], arguments[2]];
+        let [first, second, third] = &(*this).arguments;
+        let stack = [
+            ptr::null_mut(),
+            first.as_ptr_or_null(),
+            second.as_ptr_or_null(),
+            third.as_ptr_or_null(),
+        ];
         ffi::PyObject_Vectorcall(
-            (*this).callback,
+            callback,
             stack.as_ptr().add(1),
             (*this).argument_count as usize | ffi::PY_VECTORCALL_ARGUMENTS_OFFSET,
             ptr::null_mut(),

@@ -1,127 +1,372 @@
-//! Types of the C API, for objects that are created once per callback or per packet: only a struct and its slots.
+//! Native objects: Python objects that are created once per callback or per packet, of types of the C API.
 //!
-//! Their objects can form chains of any length, for example if each callback has its predecessor's handle as an
-//! argument. Releasing the last one must not release all others in one deep recursion. `EndOfLife` therefore postpones
-//! the deeper ones, as CPython does with its own containers (the "trashcan"; from Python 3.14 on, with objects of all
-//! types).
+//! A type of these is a struct of Rust, the content of its objects, that implements [`Native`] and [`References`].
+//! Everything that the interpreter asks of a type follows from that, and is written once, here: how an object is made,
+//! shown to the collector, cleared, ended and freed. A content owns other objects by [`Owned`].
 
 #![allow(unsafe_code)]
+
+mod end_of_life;
+mod owned;
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::offset_of;
-use std::ptr;
+use std::ops::ControlFlow;
+use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 
-/// The beginning of every object of such a type.
-#[repr(C)]
-pub(crate) struct Head {
-    ob_base: ffi::PyObject,
-    /// The interpreter's list of weak references; null at first.
-    pub(crate) weak_references: *mut ffi::PyObject,
-}
+pub(crate) use self::end_of_life::EndOfLife;
 
-/// The description of a type.
-pub(crate) struct NativeType {
-    pub(crate) name: &'static CStr,
-    pub(crate) doc: &'static CStr,
-    /// The size of an object, which begins with a `Head`.
-    pub(crate) size: usize,
-    /// Slot functions besides documentation, methods and attributes; deallocation and traversal among them.
+pub(crate) use self::owned::{Member, Optional, Owned, References, Visitor, references};
+
+/// The methods and attributes of a type, and its slots besides those that follow from [`Native`].
+#[derive(Default)]
+pub(crate) struct Table {
     pub(crate) slots: Vec<ffi::PyType_Slot>,
     pub(crate) methods: Vec<ffi::PyMethodDef>,
     pub(crate) attributes: Vec<ffi::PyGetSetDef>,
-    /// Where an object has its function for vectorcalls (PEP 590), if it can be called.
-    pub(crate) vectorcall_offset: Option<usize>,
 }
 
-impl NativeType {
-    /// Makes the type object. Its tables are leaked: the type refers to them for the life of the process.
-    pub(crate) fn make(mut self, py: Python<'_>) -> PyResult<*mut ffi::PyTypeObject> {
-        self.methods.push(ffi::PyMethodDef::zeroed());
-        self.attributes.push(ffi::PyGetSetDef {
-            name: ptr::null(),
-            get: None,
-            set: None,
-            doc: ptr::null(),
-            closure: ptr::null_mut(),
-        });
-        let offset = |name: &'static CStr, offset: usize| ffi::PyMemberDef {
-            name: name.as_ptr(),
-            type_code: ffi::Py_T_PYSSIZET,
-            offset: offset as ffi::Py_ssize_t,
-            flags: ffi::Py_READONLY,
-            doc: ptr::null(),
-        };
-        let mut flags = ffi::Py_TPFLAGS_DEFAULT
-            | ffi::Py_TPFLAGS_HAVE_GC
-            | ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION
-            | ffi::Py_TPFLAGS_IMMUTABLETYPE;
-        let weak_references = offset_of!(Head, weak_references);
-        let mut members = vec![offset(c"__weaklistoffset__", weak_references)];
-        if let Some(vectorcall) = self.vectorcall_offset {
-            flags |= ffi::Py_TPFLAGS_HAVE_VECTORCALL;
-            members.push(offset(c"__vectorcalloffset__", vectorcall));
-            let call = ffi::PyVectorcall_Call as *mut c_void;
-            self.slots.push(slot(ffi::Py_tp_call, call));
-        }
-        members.push(ffi::PyMemberDef {
-            name: ptr::null(),
-            type_code: 0,
-            offset: 0,
-            flags: 0,
-            doc: ptr::null(),
-        });
-        self.slots.extend([
-            slot(ffi::Py_tp_doc, self.doc.as_ptr() as *mut c_void),
-            slot(ffi::Py_tp_methods, self.methods.leak().as_mut_ptr().cast()),
-            slot(
-                ffi::Py_tp_getset,
-                self.attributes.leak().as_mut_ptr().cast(),
-            ),
-            slot(ffi::Py_tp_members, members.leak().as_mut_ptr().cast()),
-            slot(0, ptr::null_mut()),
-        ]);
-        let mut spec = ffi::PyType_Spec {
-            name: self.name.as_ptr(),
-            basicsize: self.size as c_int,
-            itemsize: 0,
-            flags: flags as _,
-            slots: self.slots.leak().as_mut_ptr(),
-        };
-        // SAFETY: the GIL is held (`py`), and spec and tables are complete and live for ever.
-        let class = unsafe { ffi::PyType_FromSpec(&raw mut spec) };
-        if class.is_null() {
-            return Err(PyErr::fetch(py));
-        }
-        Ok(class.cast())
-    }
-}
-
-/// Shows what an object refers to to the collector, for its `tp_traverse`. What is null is passed over.
+/// The content of the objects of a native type.
+///
+/// Only the holder of the GIL touches an object. Python code may come back to it, so that nobody holds a reference into
+/// a content while some may run; what is dropped from a content may run some.
 ///
 /// # Safety
-/// `visit` and `argument` are the collector's, and the objects live.
-pub(crate) unsafe fn visit_all(
-    members: impl IntoIterator<Item = *mut ffi::PyObject>,
-    visit: ffi::visitproc,
-    argument: *mut c_void,
-) -> c_int {
-    for member in members {
-        if !member.is_null() {
-            // SAFETY: `visit` and `argument` are the collector's, and the objects live, which is the function's
-            // contract; this one is not null.
-            let status = unsafe { visit(member, argument) };
-            if status != 0 {
-                return status;
-            }
+/// `class` returns one static that is of no other type. The functions of `table` may be called by the interpreter, with
+/// the GIL, for each object of the type. `VECTORCALL` is where a content has a function for that, if anywhere.
+pub(crate) unsafe trait Native: References + Sized + 'static {
+    /// The type's name, with its module.
+    const NAME: &'static CStr;
+    const DOC: &'static CStr;
+    /// How many dead objects are kept for new ones.
+    const KEPT_MAX: usize = 0;
+    /// The offset in the content of the function for vectorcalls (PEP 590), if objects can be called by one.
+    const VECTORCALL: Option<usize> = None;
+
+    fn class() -> &'static Class;
+
+    fn table() -> Table;
+
+    /// Called first for an object that nobody refers to any longer, whose content is complete. No exception that it
+    /// finds set may be lost, and none may be left.
+    ///
+    /// # Safety
+    /// The GIL is held, and `object` is of this type.
+    #[inline]
+    unsafe fn end(_object: *mut ffi::PyObject) {}
+
+    /// Called by the collector for an object that is a part of garbage.
+    ///
+    /// # Safety
+    /// The GIL is held, and `object` is of this type, and alive.
+    #[inline]
+    unsafe fn clear(object: *mut ffi::PyObject) {
+        // SAFETY: the GIL is held, and `object` is alive and of this type, which is the function's contract. The
+        // reference into the content ends before what was taken out is dropped.
+        let taken = unsafe { (*content::<Self>(object)).take() };
+        drop(taken);
+    }
+}
+
+/// The beginning of every native object.
+#[repr(C)]
+pub(crate) struct Head {
+    ob_base: ffi::PyObject,
+    /// The interpreter's list of weak references; null at first. In a dead object, a link to another one.
+    pub(crate) weak_references: *mut ffi::PyObject,
+}
+
+#[repr(C)]
+struct Object<T> {
+    head: Head,
+    content: T,
+}
+
+/// A type object, made once when the module is imported, and dead objects of it.
+pub(crate) struct Class {
+    object: Cell<*mut ffi::PyTypeObject>,
+    /// The first of the dead objects, which are linked.
+    kept: Cell<*mut ffi::PyObject>,
+    kept_len: Cell<usize>,
+}
+
+// SAFETY: only the functions of this module touch it, all of which ask for the GIL.
+unsafe impl Sync for Class {}
+
+impl Class {
+    pub(crate) const fn new() -> Self {
+        Self {
+            object: Cell::new(ptr::null_mut()),
+            kept: Cell::new(ptr::null_mut()),
+            kept_len: Cell::new(0),
         }
     }
+
+    /// Whether this is the type.
+    #[inline]
+    pub(crate) fn is(&self, class: *mut ffi::PyTypeObject) -> bool {
+        self.object.get() == class
+    }
+}
+
+/// Where the content of an object of this type is; its fields may be used as the object may.
+#[inline]
+pub(crate) const fn content<T: Native>(object: *mut ffi::PyObject) -> *mut T {
+    object
+        .wrapping_byte_add(offset_of!(Object<T>, content))
+        .cast()
+}
+
+/// Whether an object is of this type.
+#[inline]
+pub(crate) fn is<T: Native>(object: &Bound<'_, PyAny>) -> bool {
+    T::class().is(object.get_type_ptr())
+}
+
+/// Makes an object, and tells the collector.
+#[inline]
+pub(crate) fn new<T: Native>(
+    py: Python<'_>,
+    make: impl FnOnce() -> T,
+) -> PyResult<Bound<'_, PyAny>> {
+    // SAFETY: the GIL is held (`py`). The object is complete, and not tracked yet.
+    unsafe {
+        let Some(object) = new_untracked(make) else {
+            return Err(PyErr::fetch(py));
+        };
+        ffi::PyObject_GC_Track(object.as_ptr().cast());
+        Ok(Bound::from_owned_ptr(py, object.as_ptr()))
+    }
+}
+
+/// Makes an object that the collector doesn't know of; the reference is the caller's. None with `MemoryError` set, and
+/// `make` not called.
+///
+/// The collector doesn't count it. It starts a collection when a certain number of objects more were made than
+/// freed, and objects that are tracked late or never would have it look again and again at nothing.
+///
+/// # Safety
+/// The GIL is held, and the module is imported, which makes the type.
+#[inline]
+pub(crate) unsafe fn new_untracked<T: Native>(
+    make: impl FnOnce() -> T,
+) -> Option<NonNull<ffi::PyObject>> {
+    // SAFETY: the GIL is held, and the type is made, which is the function's contract. A block has room for an
+    // `Object<T>`, nobody else knows of it, and all of the object is written before somebody does.
+    unsafe {
+        let object = block::<T>()?;
+        (*object.cast::<Head>().as_ptr()).weak_references = ptr::null_mut();
+        content::<T>(object.as_ptr()).write(make());
+        Some(object)
+    }
+}
+
+/// An untracked object with type and reference count set, and nothing else; None with `MemoryError` set.
+///
+/// # Safety
+/// As for `new_untracked`.
+#[inline]
+unsafe fn block<T: Native>() -> Option<NonNull<ffi::PyObject>> {
+    const { assert!(align_of::<Object<T>>() <= HEADER_SIZE) };
+    let class = T::class();
+    // SAFETY: the GIL is held, and the type is complete, which is the function's contract. The GIL guards the list of
+    // dead objects, which are of this type, linked, and in nobody else's hands. A new block has room for the header and
+    // the object. `PyObject_Init` sets type and count in either.
+    unsafe {
+        if T::KEPT_MAX > 0
+            && let Some(object) = NonNull::new(class.kept.get())
+        {
+            class
+                .kept
+                .set((*object.cast::<Head>().as_ptr()).weak_references);
+            class.kept_len.set(class.kept_len.get() - 1);
+            return NonNull::new(ffi::PyObject_Init(object.as_ptr(), class.object.get()));
+        }
+        if !IS_HEADER_KNOWN.load(Relaxed) {
+            return allocate_by_interpreter(class.object.get());
+        }
+        let block = ffi::PyObject_Malloc(HEADER_SIZE + size_of::<Object<T>>()).cast::<u8>();
+        if block.is_null() {
+            ffi::PyErr_NoMemory();
+            return None;
+        }
+        block.write_bytes(0, HEADER_SIZE);
+        NonNull::new(ffi::PyObject_Init(
+            block.add(HEADER_SIZE).cast(),
+            class.object.get(),
+        ))
+    }
+}
+
+/// An untracked object of a type whose header is not known.
+///
+/// # Safety
+/// The GIL is held, and the type is a complete one that `make` has made.
+#[cold]
+unsafe fn allocate_by_interpreter(class: *mut ffi::PyTypeObject) -> Option<NonNull<ffi::PyObject>> {
+    // SAFETY: the GIL is held, and `class` is a complete type, which is the function's contract. `PyType_GenericAlloc`
+    // gives a tracked object or null.
+    unsafe {
+        let object = NonNull::new(ffi::PyType_GenericAlloc(class, 0))?;
+        ffi::PyObject_GC_UnTrack(object.as_ptr().cast());
+        Some(object)
+    }
+}
+
+/// Frees the memory that `allocate` gave.
+///
+/// # Safety
+/// The GIL is held; the object is untracked, nothing is left of its content, and nobody refers to it. The reference to
+/// its type stays.
+#[inline]
+pub(crate) unsafe fn free(object: *mut ffi::PyObject) {
+    // SAFETY: the GIL is held, and nobody uses the object, which `allocate` gave; that is the function's contract.
+    // `IS_HEADER_KNOWN` doesn't change once objects are made, so the memory goes back to where it came from.
+    unsafe {
+        if IS_HEADER_KNOWN.load(Relaxed) {
+            ffi::PyObject_Free(object.cast::<u8>().sub(HEADER_SIZE).cast());
+        } else {
+            ffi::PyObject_GC_Del(object.cast());
+        }
+    }
+}
+
+unsafe extern "C" fn dealloc<T: Native>(object: *mut ffi::PyObject) {
+    // SAFETY: called by the interpreter, with the GIL, for an object of this type whose count fell to zero. `begin` has
+    // untracked it, and cleared its weak references, so that nobody can reach it while its content is dropped. What is
+    // left then is its memory, and its reference to the type. The GIL guards the list of dead objects.
+    unsafe {
+        let Some(end) = EndOfLife::begin(object) else {
+            return;
+        };
+        T::end(object);
+        content::<T>(object).drop_in_place();
+        let class = T::class();
+        if class.kept_len.get() < T::KEPT_MAX {
+            (*object.cast::<Head>()).weak_references = class.kept.replace(object);
+            class.kept_len.set(class.kept_len.get() + 1);
+        } else {
+            free(object);
+        }
+        ffi::Py_DECREF(class.object.get().cast());
+        end.finish();
+    }
+}
+
+unsafe extern "C" fn traverse<T: Native>(
+    object: *mut ffi::PyObject,
+    function: ffi::visitproc,
+    argument: *mut c_void,
+) -> c_int {
+    // SAFETY: called by the collector, with the GIL, for a tracked, hence fully made, object of this type. Its type is
+    // alive as long as it is.
+    let shown = unsafe {
+        let visitor = Visitor::new(function, argument);
+        match visitor.show(ffi::Py_TYPE(object).cast()) {
+            ControlFlow::Continue(()) => (*content::<T>(object)).show(visitor),
+            stopped => stopped,
+        }
+    };
+    match shown {
+        ControlFlow::Continue(()) => 0,
+        ControlFlow::Break(status) => status,
+    }
+}
+
+unsafe extern "C" fn clear<T: Native>(object: *mut ffi::PyObject) -> c_int {
+    // SAFETY: called by the collector, with the GIL, for an object of this type, to which it holds a reference.
+    unsafe { T::clear(object) };
     0
+}
+
+/// Makes the type, and adds it to the module by the last part of its name. To be called once, before there are objects.
+pub(crate) fn add_to<T: Native>(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    static HEADER: PyOnceLock<()> = PyOnceLock::new();
+    let py = module.py();
+    let class = make::<T>(py)?;
+    // SAFETY: the GIL is held, and the type is complete. It lives for ever.
+    let object = unsafe {
+        HEADER.get_or_try_init(py, || learn_header(py, class))?;
+        Bound::from_borrowed_ptr(py, class.cast())
+    };
+    T::class().object.set(class);
+    let name = T::NAME.to_string_lossy();
+    let name = name.rsplit_once('.').map_or(&*name, |(_, name)| name);
+    module.add(name, object)
+}
+
+/// Makes the type object. Its tables are leaked: the type refers to them for the life of the process.
+fn make<T: Native>(py: Python<'_>) -> PyResult<*mut ffi::PyTypeObject> {
+    let Table {
+        mut slots,
+        mut methods,
+        mut attributes,
+    } = T::table();
+    methods.push(ffi::PyMethodDef::zeroed());
+    attributes.push(ffi::PyGetSetDef {
+        name: ptr::null(),
+        get: None,
+        set: None,
+        doc: ptr::null(),
+        closure: ptr::null_mut(),
+    });
+    let offset = |name: &'static CStr, offset: usize| ffi::PyMemberDef {
+        name: name.as_ptr(),
+        type_code: ffi::Py_T_PYSSIZET,
+        offset: offset as ffi::Py_ssize_t,
+        flags: ffi::Py_READONLY,
+        doc: ptr::null(),
+    };
+    let mut flags = ffi::Py_TPFLAGS_DEFAULT
+        | ffi::Py_TPFLAGS_HAVE_GC
+        | ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION
+        | ffi::Py_TPFLAGS_IMMUTABLETYPE;
+    let weak_references = offset_of!(Head, weak_references);
+    let mut members = vec![offset(c"__weaklistoffset__", weak_references)];
+    if let Some(vectorcall) = T::VECTORCALL {
+        flags |= ffi::Py_TPFLAGS_HAVE_VECTORCALL;
+        let vectorcall = offset_of!(Object<T>, content) + vectorcall;
+        members.push(offset(c"__vectorcalloffset__", vectorcall));
+        let call = ffi::PyVectorcall_Call as *mut c_void;
+        slots.push(slot(ffi::Py_tp_call, call));
+    }
+    members.push(ffi::PyMemberDef {
+        name: ptr::null(),
+        type_code: 0,
+        offset: 0,
+        flags: 0,
+        doc: ptr::null(),
+    });
+    slots.extend([
+        slot(ffi::Py_tp_dealloc, dealloc::<T> as *mut c_void),
+        slot(ffi::Py_tp_traverse, traverse::<T> as *mut c_void),
+        slot(ffi::Py_tp_clear, clear::<T> as *mut c_void),
+        slot(ffi::Py_tp_doc, T::DOC.as_ptr() as *mut c_void),
+        slot(ffi::Py_tp_methods, methods.leak().as_mut_ptr().cast()),
+        slot(ffi::Py_tp_getset, attributes.leak().as_mut_ptr().cast()),
+        slot(ffi::Py_tp_members, members.leak().as_mut_ptr().cast()),
+        slot(0, ptr::null_mut()),
+    ]);
+    let mut spec = ffi::PyType_Spec {
+        name: T::NAME.as_ptr(),
+        basicsize: size_of::<Object<T>>() as c_int,
+        itemsize: 0,
+        flags: flags as _,
+        slots: slots.leak().as_mut_ptr(),
+    };
+    // SAFETY: the GIL is held (`py`), and spec and tables are complete and live for ever.
+    let class = unsafe { ffi::PyType_FromSpec(&raw mut spec) };
+    if class.is_null() {
+        return Err(PyErr::fetch(py));
+    }
+    Ok(class.cast())
 }
 
 pub(crate) const fn slot(slot: c_int, function: *mut c_void) -> ffi::PyType_Slot {
@@ -310,29 +555,135 @@ static IS_HEADER_KNOWN: AtomicBool = AtomicBool::new(false);
 /// Finds out what the running interpreter puts in front of an object of this type.
 ///
 /// # Safety
-/// The GIL is held, and the type was made by `NativeType::make` with a size of its own.
-pub(crate) unsafe fn learn_header(py: Python<'_>, class: *mut ffi::PyTypeObject) -> PyResult<()> {
-    // SAFETY: the GIL is held, and the type is a complete one of ours, which is the function's contract. The new object
-    // is not used as one, and its memory begins with the header that is looked at only if the interpreter says that it
-    // has this size.
+/// The GIL is held, and the type is a complete one that `make` has made; there are no native objects yet.
+unsafe fn learn_header(py: Python<'_>, class: *mut ffi::PyTypeObject) -> PyResult<()> {
+    // SAFETY: the GIL is held, and the type is complete, which is the function's contract. The new object is not used as
+    // one, and goes back as it came, whatever the interpreter says of it. Its memory begins with the header, which is
+    // looked at only if it has this size.
     unsafe {
-        let object = ffi::PyType_GenericAlloc(class, 0);
-        if object.is_null() {
+        let Some(object) = allocate_by_interpreter(class) else {
             return Err(PyErr::fetch(py));
-        }
-        ffi::PyObject_GC_UnTrack(object.cast());
-        let header = {
-            let object = Bound::from_borrowed_ptr(py, object);
-            let size = py.import("sys")?.call_method1("getsizeof", (&object,))?;
-            size.extract::<usize>()? - (*class).tp_basicsize as usize
         };
+        let object = object.as_ptr();
+        let size = size_of_object(&Bound::from_borrowed_ptr(py, object));
         let words = object.cast::<usize>();
-        let is_known = header == HEADER_SIZE && *words.sub(1) == 0 && *words.sub(2) == 0;
-        IS_HEADER_KNOWN.store(is_known, Relaxed);
+        let is_known = size.as_ref().is_ok_and(|size| {
+            size.checked_sub((*class).tp_basicsize as usize) == Some(HEADER_SIZE)
+        }) && *words.sub(1) == 0
+            && *words.sub(2) == 0;
         ffi::PyObject_GC_Del(object.cast());
         ffi::Py_DECREF(class.cast());
+        IS_HEADER_KNOWN.store(is_known, Relaxed);
+        size.map(drop)
     }
-    Ok(())
+}
+
+/// `sys.getsizeof(object)`, which counts the header.
+fn size_of_object(object: &Bound<'_, PyAny>) -> PyResult<usize> {
+    object
+        .py()
+        .import("sys")?
+        .call_method1("getsizeof", (object,))?
+        .extract()
+}
+
+/// The description of a type.
+pub(crate) struct NativeType {
+    pub(crate) name: &'static CStr,
+    pub(crate) doc: &'static CStr,
+    /// The size of an object, which begins with a `Head`.
+    pub(crate) size: usize,
+    /// Slot functions besides documentation, methods and attributes; deallocation and traversal among them.
+    pub(crate) slots: Vec<ffi::PyType_Slot>,
+    pub(crate) methods: Vec<ffi::PyMethodDef>,
+    pub(crate) attributes: Vec<ffi::PyGetSetDef>,
+    /// Where an object has its function for vectorcalls (PEP 590), if it can be called.
+    pub(crate) vectorcall_offset: Option<usize>,
+}
+
+impl NativeType {
+    /// Makes the type object. Its tables are leaked: the type refers to them for the life of the process.
+    pub(crate) fn make(mut self, py: Python<'_>) -> PyResult<*mut ffi::PyTypeObject> {
+        self.methods.push(ffi::PyMethodDef::zeroed());
+        self.attributes.push(ffi::PyGetSetDef {
+            name: ptr::null(),
+            get: None,
+            set: None,
+            doc: ptr::null(),
+            closure: ptr::null_mut(),
+        });
+        let offset = |name: &'static CStr, offset: usize| ffi::PyMemberDef {
+            name: name.as_ptr(),
+            type_code: ffi::Py_T_PYSSIZET,
+            offset: offset as ffi::Py_ssize_t,
+            flags: ffi::Py_READONLY,
+            doc: ptr::null(),
+        };
+        let mut flags = ffi::Py_TPFLAGS_DEFAULT
+            | ffi::Py_TPFLAGS_HAVE_GC
+            | ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION
+            | ffi::Py_TPFLAGS_IMMUTABLETYPE;
+        let weak_references = offset_of!(Head, weak_references);
+        let mut members = vec![offset(c"__weaklistoffset__", weak_references)];
+        if let Some(vectorcall) = self.vectorcall_offset {
+            flags |= ffi::Py_TPFLAGS_HAVE_VECTORCALL;
+            members.push(offset(c"__vectorcalloffset__", vectorcall));
+            let call = ffi::PyVectorcall_Call as *mut c_void;
+            self.slots.push(slot(ffi::Py_tp_call, call));
+        }
+        members.push(ffi::PyMemberDef {
+            name: ptr::null(),
+            type_code: 0,
+            offset: 0,
+            flags: 0,
+            doc: ptr::null(),
+        });
+        self.slots.extend([
+            slot(ffi::Py_tp_doc, self.doc.as_ptr() as *mut c_void),
+            slot(ffi::Py_tp_methods, self.methods.leak().as_mut_ptr().cast()),
+            slot(
+                ffi::Py_tp_getset,
+                self.attributes.leak().as_mut_ptr().cast(),
+            ),
+            slot(ffi::Py_tp_members, members.leak().as_mut_ptr().cast()),
+            slot(0, ptr::null_mut()),
+        ]);
+        let mut spec = ffi::PyType_Spec {
+            name: self.name.as_ptr(),
+            basicsize: self.size as c_int,
+            itemsize: 0,
+            flags: flags as _,
+            slots: self.slots.leak().as_mut_ptr(),
+        };
+        // SAFETY: the GIL is held (`py`), and spec and tables are complete and live for ever.
+        let class = unsafe { ffi::PyType_FromSpec(&raw mut spec) };
+        if class.is_null() {
+            return Err(PyErr::fetch(py));
+        }
+        Ok(class.cast())
+    }
+}
+
+/// Shows what an object refers to to the collector, for its `tp_traverse`. What is null is passed over.
+///
+/// # Safety
+/// `visit` and `argument` are the collector's, and the objects live.
+pub(crate) unsafe fn visit_all(
+    members: impl IntoIterator<Item = *mut ffi::PyObject>,
+    visit: ffi::visitproc,
+    argument: *mut c_void,
+) -> c_int {
+    for member in members {
+        if !member.is_null() {
+            // SAFETY: `visit` and `argument` are the collector's, and the objects live, which is the function's
+            // contract; this one is not null.
+            let status = unsafe { visit(member, argument) };
+            if status != 0 {
+                return status;
+            }
+        }
+    }
+    0
 }
 
 /// A new, untracked object of zeros; null with `MemoryError` set.
@@ -362,134 +713,4 @@ pub(crate) unsafe fn allocate(class: *mut ffi::PyTypeObject) -> *mut ffi::PyObje
         block.write_bytes(0, size);
         ffi::PyObject_Init(block.add(HEADER_SIZE).cast(), class)
     }
-}
-
-/// Frees what `allocate` gave.
-///
-/// # Safety
-/// The GIL is held; the object is untracked and nobody refers to it.
-#[inline]
-pub(crate) unsafe fn free(object: *mut ffi::PyObject) {
-    // SAFETY: the GIL is held, and nobody uses the object, which `allocate` gave; that is the function's contract.
-    // `IS_HEADER_KNOWN` doesn't change once objects are made, so the memory goes back to where it came from.
-    unsafe {
-        if IS_HEADER_KNOWN.load(Relaxed) {
-            ffi::PyObject_Free(object.cast::<u8>().sub(HEADER_SIZE).cast());
-        } else {
-            ffi::PyObject_GC_Del(object.cast());
-        }
-    }
-}
-
-/// Objects that end inside of one another's end, in one thread; CPython's figure.
-const NESTED_MAX: u32 = 50;
-
-/// Whether an object is ending in some thread. As long as that is a single one, nobody needs to count.
-static mut ENDING: bool = false;
-
-thread_local! {
-    /// How many more are ending in this thread, each inside of the one before.
-    static NESTED: Cell<u32> = const { Cell::new(0) };
-    /// Objects that would have been too many, linked through their field for weak references.
-    static WAITING: Cell<*mut ffi::PyObject> = const { Cell::new(ptr::null_mut()) };
-}
-
-/// A guard around the body of a type's `tp_dealloc`, which drops what the object refers to and frees its memory.
-pub(crate) struct EndOfLife {
-    is_nested: bool,
-}
-
-impl EndOfLife {
-    /// None where the object has to wait: `tp_dealloc` is called again, before the outermost of the objects that are
-    /// ending has ended.
-    ///
-    /// # Safety
-    /// Called by the interpreter, with the GIL, for an object of one of our types whose count fell to zero.
-    #[inline]
-    pub(crate) unsafe fn begin(object: *mut ffi::PyObject) -> Option<Self> {
-        // SAFETY: the GIL is held, and `object` is of one of our types, which begin with a `Head`, and its count fell
-        // to zero; that is the function's contract. The GIL guards `ENDING`: whoever set it clears it, whichever
-        // threads run meanwhile.
-        unsafe {
-            ffi::PyObject_GC_UnTrack(object.cast());
-            if !(*object.cast::<Head>()).weak_references.is_null() {
-                ffi::PyObject_ClearWeakRefs(object);
-            }
-            let is_nested = ENDING;
-            if is_nested && !begin_nested(object) {
-                return None;
-            }
-            ENDING = true;
-            Some(Self { is_nested })
-        }
-    }
-
-    /// Frees the memory that `allocate` gave, which is the last that there is to do.
-    ///
-    /// # Safety
-    /// The GIL is held; nothing that the object referred to is left, besides its type.
-    #[inline]
-    pub(crate) unsafe fn free(self, object: *mut ffi::PyObject) {
-        // SAFETY: the GIL is held, and nothing is left of the object besides its memory and type, which is the
-        // function's contract; `begin` has untracked it. The reference to the type was the object's.
-        unsafe {
-            let class = ffi::Py_TYPE(object);
-            free(object);
-            ffi::Py_DECREF(class.cast());
-            self.finish();
-        }
-    }
-
-    /// # Safety
-    /// The GIL is held, and the object's memory is free.
-    #[inline]
-    pub(crate) unsafe fn finish(self) {
-        // SAFETY: the GIL is held, which is the function's contract. It guards `ENDING`. What `begin` has noted is
-        // taken back once, as `self` is used up.
-        unsafe {
-            if self.is_nested {
-                end_nested();
-            } else {
-                ENDING = false;
-            }
-        }
-    }
-}
-
-/// Whether the object may end now; otherwise it waits.
-///
-/// # Safety
-/// As for `EndOfLife::begin`; the object is untracked, and has no weak references.
-#[inline(never)]
-unsafe fn begin_nested(object: *mut ffi::PyObject) -> bool {
-    let nested = NESTED.get();
-    if nested < NESTED_MAX {
-        NESTED.set(nested + 1);
-        return true;
-    }
-    // SAFETY: the GIL is held, and the field of an object without weak references is free to be a link.
-    unsafe { (*object.cast::<Head>()).weak_references = WAITING.replace(object) };
-    false
-}
-
-/// # Safety
-/// After `begin_nested` was true.
-#[inline(never)]
-unsafe fn end_nested() {
-    let nested = NESTED.get();
-    if nested == 1 {
-        while let Some(next) = ptr::NonNull::new(WAITING.get()) {
-            // SAFETY: what waits is one of our objects. Its field is null again, as without weak references, before its
-            // type's `tp_dealloc` sees it.
-            unsafe {
-                let head = next.cast::<Head>().as_ptr();
-                let link = &mut (*head).weak_references;
-                WAITING.set(std::mem::replace(link, ptr::null_mut()));
-                if let Some(dealloc) = (*ffi::Py_TYPE(next.as_ptr())).tp_dealloc {
-                    dealloc(next.as_ptr());
-                }
-            }
-        }
-    }
-    NESTED.set(nested - 1);
 }

@@ -179,5 +179,6 @@ unsafe extern "C" fn cancel_method(
 
 /// Adds the types of handles to the module.
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    handle::add_to(module, cancel_method)
+    // SAFETY: `cancel_method` takes handles of either type.
+    unsafe { handle::add_to(module, cancel_method) }
 }

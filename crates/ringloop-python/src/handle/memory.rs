@@ -1,53 +1,18 @@
-//! The memory of handles: their free lists, and how they end.
+//! The memory of handles: what they refer to, and how they end.
 
 #![allow(unsafe_code)]
 
-use std::ffi::{c_int, c_void};
-use std::ptr;
+use std::ffi::c_int;
+use std::mem;
+use std::ops::ControlFlow;
 
 use pyo3::ffi;
 
-use super::{Handle, INLINE_ARGUMENTS};
-use crate::native_type::{self, EndOfLife, visit_all};
+use super::{Handle, INLINE_ARGUMENTS, TimerHandle};
+use crate::native_type::{Member, Owned, References, Visitor, content};
 
 /// Handles of each type kept for reuse: more than one turn of a busy server schedules, in about 100 KB.
-const FREE_LIST_CAPACITY: usize = 1024;
-
-/// A type object, made once when the module is imported, and dead instances of it.
-pub(super) struct Kind {
-    pub(super) class: *mut ffi::PyTypeObject,
-    free: [*mut Handle; FREE_LIST_CAPACITY],
-    free_len: usize,
-}
-
-impl Kind {
-    const NEW: Self = Self {
-        class: ptr::null_mut(),
-        free: [ptr::null_mut(); FREE_LIST_CAPACITY],
-        free_len: 0,
-    };
-}
-
-pub(super) static mut HANDLE: Kind = Kind::NEW;
-pub(super) static mut TIMER_HANDLE: Kind = Kind::NEW;
-
-/// Takes a block from the free list or from the allocator, with type and reference count set. It is not tracked yet.
-///
-/// # Safety
-/// The GIL is held and `kind` is one of the two kinds.
-#[inline]
-pub(super) unsafe fn allocate(kind: *mut Kind) -> *mut Handle {
-    // SAFETY: the GIL serialises access to the free list; its blocks came from the same allocator for the same type,
-    // and `PyObject_Init` sets type and count as for a new block.
-    unsafe {
-        if (*kind).free_len > 0 {
-            (*kind).free_len -= 1;
-            let this = (&(*kind).free)[(*kind).free_len];
-            return ffi::PyObject_Init(this.cast(), (*kind).class).cast();
-        }
-        native_type::allocate((*kind).class).cast()
-    }
-}
+pub(super) const KEPT_MAX: usize = 1024;
 
 /// Hides a fresh copy of a context, which only its handle refers to, from the collector. With it, the collector would
 /// visit tens of thousands of contexts again and again while their handles wait.
@@ -87,132 +52,74 @@ pub(super) unsafe fn reveal(context: *mut ffi::PyObject) {
     }
 }
 
-/// Drops a handle's context.
-///
-/// # Safety
-/// The GIL is held, and `this` is alive or being destroyed.
-unsafe fn drop_context(this: *mut Handle) {
-    // SAFETY: the GIL is held, and `this` has its fields still, which is the function's contract. The field is emptied
-    // first, because dropping may run Python code.
-    unsafe {
-        let context = std::mem::replace(&mut (*this).context, ptr::null_mut());
-        if !context.is_null() {
-            reveal(context);
-            ffi::Py_DECREF(context);
-        }
+/// Callback and arguments of a handle.
+pub(super) type TakenCall = (Option<Owned>, [Option<Owned>; INLINE_ARGUMENTS]);
+
+impl Handle {
+    /// Takes out callback and arguments, which the caller drops when no reference to the content is held: it may run
+    /// Python code that comes back to this handle. No run of it may be in progress, which uses them.
+    #[inline]
+    pub(super) fn take_call(&mut self) -> TakenCall {
+        self.argument_count = 0;
+        self.spilled = false;
+        (self.callback.take(), mem::take(&mut self.arguments))
     }
 }
 
-/// Shows the collector the objects that a handle refers to, besides its type. What a hidden context refers to counts as
-/// the handle's own.
-///
-/// # Safety
-/// The GIL is held and `this` is alive; `visit` and `argument` are the collector's, or forward to it.
-pub(super) unsafe fn visit_members(
-    this: *mut Handle,
-    visit: ffi::visitproc,
-    argument: *mut c_void,
-) -> c_int {
-    // SAFETY: the GIL is held, `this` is alive, and `visit` and `argument` belong together, which is the function's
-    // contract. The first `argument_count` arguments are set, and what may be null is passed over.
-    unsafe {
-        let context = (*this).context;
-        let mut shown = context;
-        if !context.is_null() && is_hidden(context) {
-            shown = ptr::null_mut();
-            if let Some(traverse) = (*ffi::Py_TYPE(context)).tp_traverse {
-                let status = traverse(context, visit, argument);
-                if status != 0 {
-                    return status;
+/// What a hidden context refers to counts as the handle's own.
+impl References for Handle {
+    fn show(&self, visitor: Visitor) -> ControlFlow<c_int> {
+        if let Some(context) = &self.context {
+            // SAFETY: only the collector makes a `Visitor`, with the GIL, and the handle keeps its context alive.
+            unsafe {
+                if is_hidden(context.as_ptr()) {
+                    visitor.traverse(context.as_ptr())?;
+                } else {
+                    context.show(visitor)?;
                 }
             }
         }
-        let [first, second, third] = (*this).arguments;
-        let count = (*this).argument_count as usize;
-        let members = [
-            (*this).callback,
-            shown,
-            (*this).event_loop,
-            first,
-            second,
-            third,
-        ];
-        visit_all(members.into_iter().take(3 + count), visit, argument)
+        self.callback.show(visitor)?;
+        self.event_loop.show(visitor)?;
+        for argument in &self.arguments {
+            argument.show(visitor)?;
+        }
+        ControlFlow::Continue(())
+    }
+
+    /// None is running, as a run owns a reference. The loop stays: `cancel` and `repr` rely on it, and the loop breaks
+    /// the cycle by clearing its queue.
+    fn take(&mut self) -> impl Sized + use<> {
+        self.cancelled = true;
+        let context = self.context.take();
+        if let Some(context) = &context {
+            // SAFETY: only the collector asks a handle for what it can do without, with the GIL.
+            unsafe { reveal(context.as_ptr()) };
+        }
+        (self.take_call(), context)
     }
 }
 
-/// Drops callback and arguments.
+impl References for TimerHandle {
+    fn show(&self, visitor: Visitor) -> ControlFlow<c_int> {
+        self.handle.show(visitor)
+    }
+
+    fn take(&mut self) -> impl Sized + use<> {
+        self.handle.take()
+    }
+}
+
+/// Prepares the end of a handle of either type.
 ///
 /// # Safety
-/// The GIL is held, `this` is alive or being destroyed, and no run of it is in progress.
-pub(super) unsafe fn drop_call(this: *mut Handle) {
-    // SAFETY: the GIL is held, `this` has its fields still, and no run uses them, which is the function's contract.
-    // Each field is emptied before its reference is dropped, because dropping may run Python code that comes back to
-    // this handle.
+/// The GIL is held, and `object` is a handle whose content is complete.
+#[inline]
+pub(super) unsafe fn end(object: *mut ffi::PyObject) {
+    // SAFETY: the GIL is held, and `object` is a handle, which is the function's contract; it keeps its context alive.
     unsafe {
-        let callback = std::mem::replace(&mut (*this).callback, ptr::null_mut());
-        let count = std::mem::replace(&mut (*this).argument_count, 0) as usize;
-        let arguments =
-            std::mem::replace(&mut (*this).arguments, [ptr::null_mut(); INLINE_ARGUMENTS]);
-        (*this).spilled = false;
-        ffi::Py_XDECREF(callback);
-        for argument in &arguments[..count] {
-            ffi::Py_XDECREF(*argument);
+        if let Some(context) = &(*content::<Handle>(object)).context {
+            reveal(context.as_ptr());
         }
-    }
-}
-
-pub(super) unsafe extern "C" fn dealloc(object: *mut ffi::PyObject) {
-    // SAFETY: called by the interpreter, with the GIL, for an object of one of our two types whose count fell to zero.
-    unsafe {
-        let Some(end) = EndOfLife::begin(object) else {
-            return;
-        };
-        let this = object.cast::<Handle>();
-        drop_call(this);
-        drop_context(this);
-        ffi::Py_XDECREF(std::mem::replace(&mut (*this).event_loop, ptr::null_mut()));
-        let class = ffi::Py_TYPE(object);
-        let kind = if class == TIMER_HANDLE.class {
-            &raw mut TIMER_HANDLE
-        } else {
-            &raw mut HANDLE
-        };
-        if (*kind).free_len < FREE_LIST_CAPACITY {
-            (&mut (*kind).free)[(*kind).free_len] = this;
-            (*kind).free_len += 1;
-        } else {
-            native_type::free(object);
-        }
-        ffi::Py_DECREF(class.cast());
-        end.finish();
-    }
-}
-
-pub(super) unsafe extern "C" fn traverse(
-    object: *mut ffi::PyObject,
-    visit: ffi::visitproc,
-    argument: *mut c_void,
-) -> c_int {
-    // SAFETY: called by the collector for a tracked, hence fully made, handle.
-    unsafe {
-        let status = visit_all([ffi::Py_TYPE(object).cast()], visit, argument);
-        if status != 0 {
-            return status;
-        }
-        visit_members(object.cast(), visit, argument)
-    }
-}
-
-pub(super) unsafe extern "C" fn clear(object: *mut ffi::PyObject) -> c_int {
-    // SAFETY: called by the collector for unreachable handles; none is running, as a run owns a reference.
-    unsafe {
-        let this = object.cast::<Handle>();
-        (*this).cancelled = true;
-        drop_call(this);
-        // The loop reference stays: `cancel` and `repr` rely on it, and the loop breaks the cycle by clearing its
-        // queue.
-        drop_context(this);
-        0
     }
 }

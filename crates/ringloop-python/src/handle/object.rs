@@ -4,15 +4,16 @@
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
+use std::sync::OnceLock;
 
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBool;
 
-use super::memory::{HANDLE, TIMER_HANDLE, clear, dealloc, reveal, traverse};
+use super::memory::{self, KEPT_MAX, reveal};
 use super::{Deadline, Handle, HandleRef, Origin, TimerHandle};
 use crate::names::intern;
-use crate::native_type::{self, NativeType, attribute, method, slot};
+use crate::native_type::{self, Class, Native, Optional, Table, attribute, content, method, slot};
 use crate::objects::{self, New};
 use crate::run_lock;
 use crate::support::{self, guard, guard_scheduling};
@@ -59,7 +60,7 @@ unsafe extern "C" fn method_when(
 ) -> *mut ffi::PyObject {
     guard(|py| {
         // SAFETY: called by the interpreter with a live timer handle.
-        let timer = unsafe { &*object.cast::<TimerHandle>() };
+        let timer = unsafe { &*content::<TimerHandle>(object) };
         New(Deadline {
             seconds: timer.when_s,
             integer: timer.handle.origin == Origin::IntegerDeadline,
@@ -74,7 +75,7 @@ unsafe extern "C" fn method_get_context(
 ) -> *mut ffi::PyObject {
     // SAFETY: called by the interpreter with a live handle.
     unsafe {
-        let context = (*object.cast::<Handle>()).context;
+        let context = (*content::<Handle>(object)).context.as_ptr_or_null();
         if !context.is_null() {
             reveal(context);
         }
@@ -104,25 +105,28 @@ unsafe extern "C" fn get_callback(
 ) -> *mut ffi::PyObject {
     // SAFETY: called by the interpreter with a live handle.
     unsafe {
-        let this = object.cast::<Handle>();
+        let this = content::<Handle>(object);
         if (*this).cancelled {
             return ffi::Py_NewRef(ffi::Py_None());
         }
-        none_if_null((*this).callback)
+        none_if_null((*this).callback.as_ptr_or_null())
     }
 }
 
 unsafe extern "C" fn get_args(object: *mut ffi::PyObject, _: *mut c_void) -> *mut ffi::PyObject {
     // SAFETY: called by the interpreter with a live handle.
     unsafe {
-        let this = object.cast::<Handle>();
+        let this = content::<Handle>(object);
         if (*this).cancelled {
             ffi::Py_NewRef(ffi::Py_None())
         } else if (*this).spilled {
-            ffi::Py_NewRef((*this).arguments[0])
+            none_if_null((&(*this).arguments)[0].as_ptr_or_null())
         } else {
             let count = (*this).argument_count as usize;
-            objects::tuple_from_borrowed(&(&(*this).arguments)[..count])
+            let all = (&(*this).arguments)
+                .each_ref()
+                .map(Optional::as_ptr_or_null);
+            objects::tuple_from_borrowed(&all[..count])
         }
     }
 }
@@ -142,7 +146,7 @@ unsafe extern "C" fn get_context(object: *mut ffi::PyObject, _: *mut c_void) -> 
 
 unsafe extern "C" fn get_loop(object: *mut ffi::PyObject, _: *mut c_void) -> *mut ffi::PyObject {
     // SAFETY: called by the interpreter with a live handle.
-    unsafe { none_if_null((*object.cast::<Handle>()).event_loop) }
+    unsafe { ffi::Py_NewRef((*content::<Handle>(object)).event_loop.as_ptr()) }
 }
 
 unsafe extern "C" fn get_when(object: *mut ffi::PyObject, _: *mut c_void) -> *mut ffi::PyObject {
@@ -155,7 +159,7 @@ unsafe extern "C" fn get_scheduled(
     _: *mut c_void,
 ) -> *mut ffi::PyObject {
     // SAFETY: called by the interpreter with a live handle.
-    unsafe { ffi::PyBool_FromLong((*object.cast::<TimerHandle>()).timer.is_some().into()) }
+    unsafe { ffi::PyBool_FromLong((*content::<TimerHandle>(object)).timer.is_some().into()) }
 }
 
 /// Native handles are made outside debug mode only, so they never have a traceback.
@@ -171,9 +175,9 @@ unsafe extern "C" fn get_source_traceback(
 unsafe extern "C" fn get_class(object: *mut ffi::PyObject, _: *mut c_void) -> *mut ffi::PyObject {
     guard(|py| {
         // SAFETY: called by the interpreter with a live handle.
-        let is_timer = unsafe { ffi::Py_TYPE(object) == TIMER_HANDLE.class };
+        let is_timer = TimerHandle::class().is(unsafe { ffi::Py_TYPE(object) });
         // SAFETY: called by the interpreter with a live handle; those of both types begin with a `Handle`.
-        let threadsafe = unsafe { (*object.cast::<Handle>()).origin == Origin::Threadsafe };
+        let threadsafe = unsafe { (*content::<Handle>(object)).origin == Origin::Threadsafe };
         let events = py.import(intern!(py, "asyncio.events"))?;
         if threadsafe && let Some(class) = events.getattr_opt(intern!(py, "_ThreadSafeHandle"))? {
             return Ok(class);
@@ -218,16 +222,11 @@ unsafe extern "C" fn timer_compare(
     })
 }
 
-/// Makes one of the two types.
-fn make_type(
-    py: Python<'_>,
-    name: &'static CStr,
-    doc: &'static CStr,
-    size: usize,
-    own_methods: &[ffi::PyMethodDef],
-    own_attributes: &[ffi::PyGetSetDef],
-    own_slots: &[ffi::PyType_Slot],
-) -> PyResult<*mut ffi::PyTypeObject> {
+/// `cancel`, which takes a timer out of the loop's queue, a layer above this one.
+static CANCEL: OnceLock<ffi::PyCFunction> = OnceLock::new();
+
+/// What both types have.
+fn table() -> Table {
     let mut methods = vec![
         method(
             c"cancelled",
@@ -245,86 +244,101 @@ fn make_type(
             c"Run the callback now, as the loop does.",
         ),
     ];
-    methods.extend_from_slice(own_methods);
-    let mut attributes = vec![
-        attribute(c"_callback", get_callback),
-        attribute(c"_args", get_args),
-        attribute(c"_cancelled", get_cancelled),
-        attribute(c"_context", get_context),
-        attribute(c"_loop", get_loop),
-        attribute(c"_source_traceback", get_source_traceback),
-        attribute(c"__class__", get_class),
-    ];
-    attributes.extend_from_slice(own_attributes);
-    let mut slots = vec![
-        slot(ffi::Py_tp_dealloc, dealloc as *mut c_void),
-        slot(ffi::Py_tp_traverse, traverse as *mut c_void),
-        slot(ffi::Py_tp_clear, clear as *mut c_void),
-        slot(ffi::Py_tp_repr, repr as *mut c_void),
-    ];
-    slots.extend_from_slice(own_slots);
-    NativeType {
-        name,
-        doc,
-        size,
-        slots,
+    methods.extend(CANCEL.get().map(|&cancel| {
+        method(
+            c"cancel",
+            cancel,
+            c"Cancel the callback. Cancelling twice has no further effect.",
+        )
+    }));
+    Table {
+        slots: vec![slot(ffi::Py_tp_repr, repr as *mut c_void)],
         methods,
-        attributes,
-        vectorcall_offset: None,
+        attributes: vec![
+            attribute(c"_callback", get_callback),
+            attribute(c"_args", get_args),
+            attribute(c"_cancelled", get_cancelled),
+            attribute(c"_context", get_context),
+            attribute(c"_loop", get_loop),
+            attribute(c"_source_traceback", get_source_traceback),
+            attribute(c"__class__", get_class),
+        ],
     }
-    .make(py)
+}
+
+// SAFETY: each type has a class of its own. The functions above take handles; `when` and what `TimerHandle` adds, of
+// these only its own. `cancel` takes handles, which `add_to` asks for.
+unsafe impl Native for Handle {
+    const NAME: &'static CStr = c"ringloop._core.Handle";
+    const DOC: &'static CStr = c"A callback scheduled with call_soon; see asyncio.Handle.";
+    const KEPT_MAX: usize = KEPT_MAX;
+
+    #[inline]
+    fn class() -> &'static Class {
+        static CLASS: Class = Class::new();
+        &CLASS
+    }
+
+    fn table() -> Table {
+        table()
+    }
+
+    #[inline]
+    unsafe fn end(object: *mut ffi::PyObject) {
+        // SAFETY: the function's contract is that of `end`.
+        unsafe { memory::end(object) };
+    }
+}
+
+// SAFETY: as for `Handle`; the content begins with that of a `Handle`.
+unsafe impl Native for TimerHandle {
+    const NAME: &'static CStr = c"ringloop._core.TimerHandle";
+    const DOC: &'static CStr =
+        c"A callback scheduled with call_later or call_at; see asyncio.TimerHandle.";
+    const KEPT_MAX: usize = KEPT_MAX;
+
+    #[inline]
+    fn class() -> &'static Class {
+        static CLASS: Class = Class::new();
+        &CLASS
+    }
+
+    fn table() -> Table {
+        let mut table = table();
+        table.methods.push(method(
+            c"when",
+            method_when,
+            c"The deadline in seconds of the loop's clock, loop.time().",
+        ));
+        table.attributes.extend([
+            attribute(c"_when", get_when),
+            attribute(c"_scheduled", get_scheduled),
+        ]);
+        table.slots.extend([
+            slot(ffi::Py_tp_hash, timer_hash as *mut c_void),
+            slot(ffi::Py_tp_richcompare, timer_compare as *mut c_void),
+        ]);
+        table
+    }
+
+    #[inline]
+    unsafe fn end(object: *mut ffi::PyObject) {
+        // SAFETY: the function's contract is that of `end`; a timer's handle begins with a `Handle`.
+        unsafe { memory::end(object) };
+    }
 }
 
 /// Makes the two types and adds them to the module. Their method `cancel` is passed in, because it takes a timer out of
 /// the loop's queue, a layer above this one.
-pub(crate) fn add_to(module: &Bound<'_, PyModule>, cancel: ffi::PyCFunction) -> PyResult<()> {
-    let py = module.py();
-    let cancel = method(
-        c"cancel",
-        cancel,
-        c"Cancel the callback. Cancelling twice has no further effect.",
-    );
-    let handle = make_type(
-        py,
-        c"ringloop._core.Handle",
-        c"A callback scheduled with call_soon; see asyncio.Handle.",
-        size_of::<Handle>(),
-        &[cancel],
-        &[],
-        &[],
-    )?;
-    let timer_handle = make_type(
-        py,
-        c"ringloop._core.TimerHandle",
-        c"A callback scheduled with call_later or call_at; see asyncio.TimerHandle.",
-        size_of::<TimerHandle>(),
-        &[
-            cancel,
-            method(
-                c"when",
-                method_when,
-                c"The deadline in seconds of the loop's clock, loop.time().",
-            ),
-        ],
-        &[
-            attribute(c"_when", get_when),
-            attribute(c"_scheduled", get_scheduled),
-        ],
-        &[
-            slot(ffi::Py_tp_hash, timer_hash as *mut c_void),
-            slot(ffi::Py_tp_richcompare, timer_compare as *mut c_void),
-        ],
-    )?;
-    run_lock::init(py)?;
-    // SAFETY: the module is initialised once, with the GIL, before any handle is made; the types live for ever.
-    unsafe {
-        native_type::learn_header(py, handle)?;
-        HANDLE.class = handle;
-        TIMER_HANDLE.class = timer_handle;
-        module.add("Handle", Bound::from_borrowed_ptr(py, handle.cast()))?;
-        module.add(
-            "TimerHandle",
-            Bound::from_borrowed_ptr(py, timer_handle.cast()),
-        )
-    }
+///
+/// # Safety
+/// The interpreter may call `cancel` for each handle of either type.
+pub(crate) unsafe fn add_to(
+    module: &Bound<'_, PyModule>,
+    cancel: ffi::PyCFunction,
+) -> PyResult<()> {
+    CANCEL.get_or_init(|| cancel);
+    run_lock::init(module.py())?;
+    native_type::add_to::<Handle>(module)?;
+    native_type::add_to::<TimerHandle>(module)
 }
