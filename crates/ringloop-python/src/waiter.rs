@@ -17,7 +17,6 @@
 
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::offset_of;
-use std::ptr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use pyo3::exceptions::PyTypeError;
@@ -31,7 +30,10 @@ use crate::event_loop::Loop;
 use crate::fields::Fields;
 use crate::handle::Call;
 use crate::names::intern;
-use crate::native_type::{self, EndOfLife, Head, NativeType, attribute, method, slot, visit_all};
+use crate::native_type::{
+    self, Class, Native, Optional, Owned, References, Table, attribute, content, method,
+    references, slot,
+};
 use crate::objects::{self, New};
 use crate::scheduling::schedule_soon;
 use crate::support::{self, guard};
@@ -114,20 +116,19 @@ fn is_wakeup(callback: &Bound<'_, PyAny>) -> bool {
     }
 }
 
-#[repr(C)]
 struct Waiter {
-    head: Head,
     /// `add_done_callback`: whoever asks for that method gets the waiter itself, which is cheaper than a bound method.
     vectorcall: ffi::vectorcallfunc,
-    event_loop: *mut ffi::PyObject,
-    /// The first callback and its context; null if there is none.
-    callback: *mut ffi::PyObject,
-    context: *mut ffi::PyObject,
-    /// A list of further callbacks with their contexts; null if there are none.
-    others: *mut ffi::PyObject,
-    outcome: *mut ffi::PyObject,
-    /// The bytes that were received for the read that waits; null if there are none, or if they went to the buffer.
-    bytes: *mut ffi::PyObject,
+    /// The first callback and its context, if there is one.
+    callback: Option<Owned>,
+    context: Option<Owned>,
+    /// A list of further callbacks with their contexts, if there are any.
+    others: Option<Owned>,
+    outcome: Option<Owned>,
+    /// The bytes that were received for the read that waits; None if there are none, or if they went to the buffer.
+    bytes: Option<Owned>,
+    /// Stays when the collector clears the waiter, as whoever still calls it needs one.
+    event_loop: Owned<Loop>,
     wanted: Wanted,
     /// The reader's limit, or the greatest number.
     limit: u32,
@@ -136,7 +137,12 @@ struct Waiter {
     is_listed: bool,
 }
 
-static mut CLASS: *mut ffi::PyTypeObject = ptr::null_mut();
+references! {
+    Waiter {
+        keeps { event_loop }
+        takes { callback, context, others, outcome, bytes }
+    }
+}
 
 /// The class of the last loop that was asked about, by its address and its version, and in the lowest bit of the second
 /// whether its `create_future` and `call_soon` are ours. The GIL guards both.
@@ -181,22 +187,21 @@ pub(crate) fn reuse(
     wanted: Wanted,
     limit: usize,
 ) -> Result<Bound<'_, PyAny>, Bound<'_, PyAny>> {
-    // SAFETY: the GIL is held. If two refer to the waiter, these are the reader and we.
-    unsafe {
-        if !is_one(&previous) || ffi::Py_REFCNT(previous.as_ptr()) != 2 {
-            return Err(previous);
-        }
-        let event_loop = Bound::from_borrowed_ptr(previous.py(), (*fields(&previous)).event_loop);
-        if event_loop.cast_unchecked::<Loop>().get().is_debug() {
-            return Err(previous);
-        }
-        let old = members(previous.as_ptr()).map(|it| std::mem::replace(it, ptr::null_mut()));
-        begin(&previous, wanted, limit);
-        // It may be the user's, and read when it goes: that finds a read that waits.
-        for object in old {
-            ffi::Py_XDECREF(object);
-        }
+    // SAFETY: the GIL is held, and the object is alive. If two refer to the waiter, these are the reader and we.
+    if !is_one(&previous) || unsafe { ffi::Py_REFCNT(previous.as_ptr()) } != 2 {
+        return Err(previous);
     }
+    let this = fields(&previous);
+    // SAFETY: the GIL is held, and the fields are those of a waiter. No Python code runs while they are used.
+    let old = unsafe {
+        if (*this).event_loop.get().is_debug() {
+            return Err(previous);
+        }
+        (*this).take()
+    };
+    begin(&previous, wanted, limit);
+    // It may be the user's, and read when it goes: that finds a read that waits.
+    drop(old);
     Ok(previous)
 }
 
@@ -228,23 +233,32 @@ pub(crate) fn new<'py>(
         return Ok(None);
     }
     let py = event_loop.py();
-    // SAFETY: the GIL is held; every field that may not be zero is set before the object is tracked.
-    let waiter = unsafe {
-        let object = native_type::allocate(CLASS);
-        if object.is_null() {
-            return Err(PyErr::fetch(py));
-        }
-        let this = object.cast::<Waiter>();
-        (*this).vectorcall = add_done_callback;
-        (*this).event_loop = ffi::Py_NewRef(event_loop.as_ptr());
-        ffi::PyObject_GC_Track(object.cast());
-        Bound::from_owned_ptr(py, object)
-    };
-    begin(&waiter, wanted, limit);
+    // SAFETY: its class is derived from `Loop`, as `is_plain` has found.
+    let event_loop = unsafe { event_loop.cast_unchecked::<Loop>() };
+    let waiter = native_type::new(py, || Waiter {
+        vectorcall: add_done_callback,
+        callback: None,
+        context: None,
+        others: None,
+        outcome: None,
+        bytes: None,
+        event_loop: event_loop.clone().into(),
+        wanted,
+        limit: stored_limit(limit),
+        state: State::Pending,
+        blocking: true,
+        is_listed: true,
+    })?;
     Ok(Some(waiter))
 }
 
-/// A wait begins.
+/// A reader's limit, as a waiter has it.
+#[inline]
+fn stored_limit(limit: usize) -> u32 {
+    u32::try_from(limit).unwrap_or(u32::MAX)
+}
+
+/// Another wait begins.
 #[inline]
 fn begin(waiter: &Bound<'_, PyAny>, wanted: Wanted, limit: usize) {
     let this = fields(waiter);
@@ -252,7 +266,7 @@ fn begin(waiter: &Bound<'_, PyAny>, wanted: Wanted, limit: usize) {
     unsafe {
         (*this).state = State::Pending;
         (*this).wanted = wanted;
-        (*this).limit = u32::try_from(limit).unwrap_or(u32::MAX);
+        (*this).limit = stored_limit(limit);
         (*this).blocking = true;
         (*this).is_listed = true;
     }
@@ -261,15 +275,14 @@ fn begin(waiter: &Bound<'_, PyAny>, wanted: Wanted, limit: usize) {
 /// Whether an object is a waiter.
 #[inline]
 pub(crate) fn is_one(object: &Bound<'_, PyAny>) -> bool {
-    // SAFETY: the GIL is held and the object is alive; the type is made when the module is imported.
-    unsafe { ffi::Py_TYPE(object.as_ptr()) == CLASS }
+    native_type::is::<Waiter>(object)
 }
 
 /// The waiter's fields. The caller has asked `is_one`, and uses no reference into them while Python code may run.
 #[inline]
 fn fields(waiter: &Bound<'_, PyAny>) -> *mut Waiter {
     debug_assert!(is_one(waiter));
-    waiter.as_ptr().cast()
+    content(waiter.as_ptr())
 }
 
 /// Whether what a reader has for a waiter is one to everybody, rather than None.
@@ -296,12 +309,9 @@ pub(crate) fn take_bytes<'py>(waiter: &Bound<'py, PyAny>) -> Option<Bound<'py, P
     if !is_one(waiter) {
         return None;
     }
-    // SAFETY: `waiter` is a waiter, as `is_one` has just said, and the GIL is held. The field owned its reference and
-    // is emptied, so that the result owns it now.
-    unsafe {
-        let bytes = std::mem::replace(&mut (*fields(waiter)).bytes, ptr::null_mut());
-        Bound::from_owned_ptr_or_opt(waiter.py(), bytes)
-    }
+    // SAFETY: `waiter` is a waiter, as `is_one` has just said, and its `Bound` proves that the GIL is held.
+    let bytes = unsafe { (*fields(waiter)).bytes.take() };
+    bytes.map(|it| it.into_bound(waiter.py()))
 }
 
 /// The read that waits is to look at the buffer.
@@ -347,11 +357,12 @@ pub(crate) fn wake_with(
         {
             return Ok(false);
         }
-        (*this).bytes = match object {
-            Some(object) => object.clone().into_ptr(),
-            None => objects::bytes(waiter.py(), bytes)?.into_ptr(),
+        let object = match object {
+            Some(object) => object.clone(),
+            None => objects::bytes(waiter.py(), bytes)?,
         };
         (*this).is_listed = false;
+        drop((*this).bytes.replace(object.into_any().into()));
     }
     finish(waiter, State::Done, None)?;
     Ok(true)
@@ -397,22 +408,18 @@ fn finish(
 ) -> PyResult<()> {
     let this = fields(waiter);
     let py = waiter.py();
-    // SAFETY: the GIL is held, and the object is a waiter; fields are emptied before their references go.
+    // SAFETY: the GIL is held, and the object is a waiter. It had no outcome, so that nothing is dropped here.
     let (first, others) = unsafe {
         (*this).state = state;
-        (*this).outcome = outcome.map_or(ptr::null_mut(), Bound::into_ptr);
-        let callback = std::mem::replace(&mut (*this).callback, ptr::null_mut());
-        let context = std::mem::replace(&mut (*this).context, ptr::null_mut());
-        let others = std::mem::replace(&mut (*this).others, ptr::null_mut());
-        let first = Bound::from_owned_ptr_or_opt(py, callback)
-            .zip(Bound::from_owned_ptr_or_opt(py, context));
-        (first, Bound::from_owned_ptr_or_opt(py, others))
+        (*this).outcome = outcome.map(Owned::from);
+        let first = (*this).callback.take().zip((*this).context.take());
+        (first, (*this).others.take())
     };
     if let Some((callback, context)) = first {
-        call_soon(waiter, &callback, &context)?;
+        call_soon(waiter, callback.bind(py), context.bind(py))?;
     }
     if let Some(others) = others {
-        for other in others.try_iter()? {
+        for other in others.bind(py).try_iter()? {
             let (callback, context): (Bound<'_, PyAny>, Bound<'_, PyAny>) = other?.extract()?;
             call_soon(waiter, &callback, &context)?;
         }
@@ -427,10 +434,10 @@ fn call_soon(
     context: &Bound<'_, PyAny>,
 ) -> PyResult<()> {
     let py = waiter.py();
-    // SAFETY: the GIL is held; a waiter's loop is set until it ends, and an instance of `Loop`.
+    // SAFETY: the GIL is held, and the object is a waiter, whose loop stays until it ends. All objects are alive.
     unsafe {
         let this = fields(waiter);
-        let event_loop = Bound::from_borrowed_ptr(py, (*this).event_loop);
+        let event_loop = (*this).event_loop.bind(py).as_any().clone();
         if !has_own_methods(&event_loop)? {
             let options = objects::dict(py)?;
             options.set_item(intern!(py, "context"), context)?;
@@ -457,7 +464,7 @@ fn get_result<'py>(waiter: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     // SAFETY: the GIL is held, and the object is a waiter.
     unsafe {
         let this = fields(waiter);
-        let outcome = Bound::from_borrowed_ptr_or_opt(py, (*this).outcome);
+        let outcome = (*this).outcome.bound(py);
         match ((*this).state, outcome) {
             (State::Pending, _) => Err(invalid_state(py, "Result is not set.")),
             (State::Cancelled, message) => Err(cancelled_error(py, message)),
@@ -534,9 +541,12 @@ methods! {
             State::Cancelled => get_result(&waiter),
             State::Failed => {
                 // SAFETY: the GIL is held (`py`), and `waiter` is a waiter: the interpreter calls this as a method of
-                // the type. The outcome of a failed one is its future, and not null.
-                let future = unsafe { Bound::from_borrowed_ptr(py, (*fields(&waiter)).outcome) };
-                future.call_method0(intern!(py, "exception"))
+                // the type.
+                match unsafe { (*fields(&waiter)).outcome.bound(py) } {
+                    Some(future) => future.call_method0(intern!(py, "exception")),
+                    // The collector has cleared it.
+                    None => Ok(py.None().into_bound(py)),
+                }
             }
         }
     }
@@ -553,7 +563,7 @@ methods! {
         // Its loop is set until it ends.
         let (state, event_loop) = unsafe {
             let this = fields(&waiter);
-            ((*this).state, Bound::from_borrowed_ptr(py, (*this).event_loop))
+            ((*this).state, (*this).event_loop.bind(py).clone())
         };
         if state != State::Pending {
             return Err(invalid_state(py, "invalid state"));
@@ -584,19 +594,15 @@ fn take_callbacks<'py>(
     let py = waiter.py();
     let this = fields(waiter);
     let mut found = Vec::new();
-    // SAFETY: the GIL is held, and the object is a waiter; fields are emptied before their references go.
-    let others = unsafe {
-        let callback = std::mem::replace(&mut (*this).callback, ptr::null_mut());
-        let context = std::mem::replace(&mut (*this).context, ptr::null_mut());
-        let others = std::mem::replace(&mut (*this).others, ptr::null_mut());
-        found.extend(
-            Bound::from_owned_ptr_or_opt(py, callback)
-                .zip(Bound::from_owned_ptr_or_opt(py, context)),
-        );
-        Bound::from_owned_ptr_or_opt(py, others)
+    // SAFETY: the GIL is held, and the object is a waiter. What is taken out is dropped by the caller.
+    let (first, others) = unsafe {
+        let first = (*this).callback.take().zip((*this).context.take());
+        (first, (*this).others.take())
     };
+    found
+        .extend(first.map(|(callback, context)| (callback.into_bound(py), context.into_bound(py))));
     if let Some(others) = others {
-        for other in others.try_iter()? {
+        for other in others.bind(py).try_iter()? {
             found.push(other?.extract()?);
         }
     }
@@ -611,20 +617,24 @@ fn add_callback(
 ) -> PyResult<()> {
     let py = waiter.py();
     let this = fields(waiter);
-    // SAFETY: the GIL is held, and the object is a waiter.
-    unsafe {
-        if (*this).callback.is_null() && (*this).others.is_null() {
-            (*this).callback = ffi::Py_NewRef(callback.as_ptr());
-            (*this).context = ffi::Py_NewRef(context.as_ptr());
+    // SAFETY: the GIL is held, and the object is a waiter. What is set was None before, so that nothing is dropped here.
+    let others = unsafe {
+        let others = (*this).others.bound(py);
+        if (*this).callback.is_none() && others.is_none() {
+            (*this).callback = Some(callback.clone().into());
+            (*this).context = Some(context.clone().into());
             return Ok(());
         }
-        if (*this).others.is_null() {
-            let list = ffi::PyList_New(0);
-            (*this).others = Bound::from_owned_ptr_or_err(py, list)?.into_ptr();
-        }
-        let others = Bound::from_borrowed_ptr(py, (*this).others).cast_into::<PyList>()?;
-        others.append(objects::tuple(py, [callback.clone(), context.clone()])?)
+        others
+    };
+    let pair = objects::tuple(py, [callback.clone(), context.clone()])?;
+    if let Some(others) = others {
+        return others.cast_into::<PyList>()?.append(pair);
     }
+    let others = objects::list(py, [pair])?.into_any();
+    // SAFETY: the GIL is held, and the object is a waiter.
+    drop(unsafe { (*this).others.replace(others.into()) });
+    Ok(())
 }
 
 /// An argument that may be missing.
@@ -725,7 +735,7 @@ unsafe extern "C" fn get_blocking(
     _: *mut c_void,
 ) -> *mut ffi::PyObject {
     // SAFETY: called with the GIL for a live object of our type.
-    unsafe { ffi::PyBool_FromLong((*object.cast::<Waiter>()).blocking.into()) }
+    unsafe { ffi::PyBool_FromLong((*content::<Waiter>(object)).blocking.into()) }
 }
 
 unsafe extern "C" fn set_blocking(
@@ -743,7 +753,7 @@ unsafe extern "C" fn set_blocking(
         match ffi::PyObject_IsTrue(value) {
             -1 => -1,
             truth => {
-                (*object.cast::<Waiter>()).blocking = truth == 1;
+                (*content::<Waiter>(object)).blocking = truth == 1;
                 0
             }
         }
@@ -755,7 +765,7 @@ unsafe extern "C" fn get_loop_attribute(
     _: *mut c_void,
 ) -> *mut ffi::PyObject {
     // SAFETY: called with the GIL for a live object of our type.
-    unsafe { ffi::Py_NewRef((*object.cast::<Waiter>()).event_loop) }
+    unsafe { ffi::Py_NewRef((*content::<Waiter>(object)).event_loop.as_ptr()) }
 }
 
 unsafe extern "C" fn get_itself(object: *mut ffi::PyObject, _: *mut c_void) -> *mut ffi::PyObject {
@@ -766,7 +776,7 @@ unsafe extern "C" fn get_itself(object: *mut ffi::PyObject, _: *mut c_void) -> *
 unsafe extern "C" fn repr(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
     guard(|py| {
         // SAFETY: called with the GIL for a live object of our type.
-        let state = match unsafe { (*object.cast::<Waiter>()).state } {
+        let state = match unsafe { (*content::<Waiter>(object)).state } {
             State::Pending => "pending",
             State::Cancelled => "cancelled",
             State::Done | State::Failed => "finished",
@@ -775,129 +785,63 @@ unsafe extern "C" fn repr(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
     })
 }
 
-/// The references that a waiter holds.
-///
-/// # Safety
-/// Called with the GIL for an object of our type.
-unsafe fn members<'a>(object: *mut ffi::PyObject) -> [&'a mut *mut ffi::PyObject; 5] {
-    // SAFETY: `object` is one of our type and the GIL is held, which is the function's contract. The five references
-    // are to different fields.
-    unsafe {
-        let this = object.cast::<Waiter>();
-        [
-            &mut (*this).callback,
-            &mut (*this).context,
-            &mut (*this).others,
-            &mut (*this).outcome,
-            &mut (*this).bytes,
-        ]
-    }
-}
+// SAFETY: the functions above are for waiters, and `vectorcall` is one of them.
+unsafe impl Native for Waiter {
+    const NAME: &'static CStr = c"ringloop._core.StreamWaiter";
+    const DOC: &'static CStr =
+        c"The object that a read of a stream waits for, in the place of a future.";
+    const VECTORCALL: Option<usize> = Some(offset_of!(Waiter, vectorcall));
 
-/// Drops what a waiter refers to, its loop aside.
-///
-/// # Safety
-/// Called with the GIL for an object of our type.
-unsafe fn empty(object: *mut ffi::PyObject) {
-    // SAFETY: `object` is one of our type and the GIL is held, which is the function's contract. Each field owns its
-    // reference. All are emptied before the first is dropped, which may run Python code that looks at the waiter.
-    unsafe {
-        let old = members(object).map(|member| std::mem::replace(member, ptr::null_mut()));
-        for object in old {
-            ffi::Py_XDECREF(object);
+    #[inline]
+    fn class() -> &'static Class {
+        static CLASS: Class = Class::new();
+        &CLASS
+    }
+
+    fn table() -> Table {
+        let mut cancel_method = method(c"cancel", done, c"Cancel the wait.");
+        cancel_method.ml_meth = ffi::PyMethodDefPointer {
+            PyCFunctionFastWithKeywords: cancel,
+        };
+        cancel_method.ml_flags = ffi::METH_FASTCALL | ffi::METH_KEYWORDS;
+        let with_argument = |name, function, doc| {
+            let mut definition = method(name, function, doc);
+            definition.ml_flags = ffi::METH_O;
+            definition
+        };
+        Table {
+            slots: vec![slot(ffi::Py_tp_repr, repr as *mut c_void)],
+            methods: vec![
+                method(c"done", done, c"Whether the wait is over."),
+                method(c"cancelled", cancelled, c"Whether it was cancelled."),
+                method(c"result", result, c"The result, None, or the exception."),
+                method(c"exception", exception, c"The exception, if there is one."),
+                with_argument(c"set_result", set_result, c"End the wait."),
+                with_argument(
+                    c"set_exception",
+                    set_exception,
+                    c"End the wait with an exception.",
+                ),
+                with_argument(
+                    c"remove_done_callback",
+                    remove_done_callback,
+                    c"Remove a callback; returns how often it was there.",
+                ),
+                cancel_method,
+            ],
+            attributes: vec![
+                ffi::PyGetSetDef {
+                    set: Some(set_blocking),
+                    ..attribute(c"_asyncio_future_blocking", get_blocking)
+                },
+                attribute(c"_loop", get_loop_attribute),
+                attribute(c"add_done_callback", get_itself),
+            ],
         }
     }
 }
 
-unsafe extern "C" fn dealloc(object: *mut ffi::PyObject) {
-    // SAFETY: called by the interpreter, with the GIL, for an object of our type whose count fell to zero.
-    unsafe {
-        let Some(end) = EndOfLife::begin(object) else {
-            return;
-        };
-        empty(object);
-        ffi::Py_XDECREF((*object.cast::<Waiter>()).event_loop);
-        end.free(object);
-    }
-}
-
-unsafe extern "C" fn traverse(
-    object: *mut ffi::PyObject,
-    visit: ffi::visitproc,
-    argument: *mut c_void,
-) -> c_int {
-    // SAFETY: called by the collector for a tracked, hence fully made, object.
-    unsafe {
-        let all = members(object).map(|member| *member).into_iter().chain([
-            (*object.cast::<Waiter>()).event_loop,
-            ffi::Py_TYPE(object).cast(),
-        ]);
-        visit_all(all, visit, argument)
-    }
-}
-
-unsafe extern "C" fn clear(object: *mut ffi::PyObject) -> c_int {
-    // SAFETY: called by the collector, with the GIL, for an unreachable object. Its loop stays, as whoever still calls
-    // it needs one.
-    unsafe { empty(object) };
-    0
-}
-
 /// Makes the type.
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    let mut cancel_method = method(c"cancel", done, c"Cancel the wait.");
-    cancel_method.ml_meth = ffi::PyMethodDefPointer {
-        PyCFunctionFastWithKeywords: cancel,
-    };
-    cancel_method.ml_flags = ffi::METH_FASTCALL | ffi::METH_KEYWORDS;
-    let with_argument = |name, function, doc| {
-        let mut definition = method(name, function, doc);
-        definition.ml_flags = ffi::METH_O;
-        definition
-    };
-    let class = NativeType {
-        name: c"ringloop._core.StreamWaiter",
-        doc: c"The object that a read of a stream waits for, in the place of a future.",
-        size: size_of::<Waiter>(),
-        slots: vec![
-            slot(ffi::Py_tp_dealloc, dealloc as *mut c_void),
-            slot(ffi::Py_tp_traverse, traverse as *mut c_void),
-            slot(ffi::Py_tp_clear, clear as *mut c_void),
-            slot(ffi::Py_tp_repr, repr as *mut c_void),
-        ],
-        methods: vec![
-            method(c"done", done, c"Whether the wait is over."),
-            method(c"cancelled", cancelled, c"Whether it was cancelled."),
-            method(c"result", result, c"The result, None, or the exception."),
-            method(c"exception", exception, c"The exception, if there is one."),
-            with_argument(c"set_result", set_result, c"End the wait."),
-            with_argument(
-                c"set_exception",
-                set_exception,
-                c"End the wait with an exception.",
-            ),
-            with_argument(
-                c"remove_done_callback",
-                remove_done_callback,
-                c"Remove a callback; returns how often it was there.",
-            ),
-            cancel_method,
-        ],
-        attributes: vec![
-            ffi::PyGetSetDef {
-                set: Some(set_blocking),
-                ..attribute(c"_asyncio_future_blocking", get_blocking)
-            },
-            attribute(c"_loop", get_loop_attribute),
-            attribute(c"add_done_callback", get_itself),
-        ],
-        vectorcall_offset: Some(offset_of!(Waiter, vectorcall)),
-    }
-    .make(module.py())?;
-    // SAFETY: the module is initialised once, with the GIL, before any waiter is made; the type lives for ever.
-    unsafe {
-        CLASS = class;
-        let class = Bound::from_borrowed_ptr(module.py(), class.cast());
-        module.add("StreamWaiter", class)
-    }
+    native_type::add_to::<Waiter>(module)
 }
