@@ -15,7 +15,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use crate::names::intern;
-use crate::native_type::{PendingException, attribute, method, slot};
+use crate::native_type::{PendingException, Table, attribute, method, slot};
 use crate::objects;
 use crate::support::guard;
 
@@ -111,6 +111,15 @@ pub(crate) trait Coroutine {
     ) -> PyResult<Step<'py>>;
 
     fn close(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()>;
+}
+
+/// What these types have in common.
+pub(crate) fn table<C: Coroutine>() -> Table {
+    Table {
+        slots: slots::<C>().into(),
+        methods: methods::<C>(),
+        attributes: attributes::<C>(),
+    }
 }
 
 /// The slots by which it is resumed, and its `repr`. What `await` asks for, `am_await`, is [`am_await`] or [`itself`].

@@ -11,7 +11,7 @@
 
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{CStr, c_void};
 use std::ptr;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -26,8 +26,8 @@ use crate::coroutine::{self, Coroutine, Phase, Step};
 use crate::fields::{Attribute, Fields, attribute};
 use crate::names::intern;
 use crate::native_type::{
-    self, EndOfLife, Function, Head, NativeType, PendingException, add_method, call_replaced,
-    method_with_arguments, only_argument, slot, visit_all,
+    self, Class, Function, Native, Optional, Owned, PendingException, References, Table,
+    add_method, call_replaced, content, method_with_arguments, only_argument, references, slot,
 };
 use crate::objects::{self, New};
 use crate::originals::Originals;
@@ -72,17 +72,15 @@ enum Inner {
 }
 
 /// One call of a method.
-#[repr(C)]
 struct StreamCall {
-    head: Head,
-    /// The reader, or the writer.
-    stream: *mut ffi::PyObject,
-    /// The method's argument; null where there is none. If all is to be read, the bytes that were collected so far.
-    argument: *mut ffi::PyObject,
-    /// The waiter or the future that was yielded, if it is ours.
-    future: *mut ffi::PyObject,
     /// A coroutine of asyncio's.
-    inner: *mut ffi::PyObject,
+    inner: Option<Owned>,
+    /// The waiter or the future that was yielded, if it is ours.
+    future: Option<Owned>,
+    /// The method's argument, if there is one. If all is to be read, the bytes that were collected so far.
+    argument: Option<Owned>,
+    /// The reader, or the writer; until the call is over.
+    stream: Option<Owned>,
     /// How many bytes are asked for.
     count: usize,
     /// Where the search for the separator goes on.
@@ -93,7 +91,12 @@ struct StreamCall {
     has_waited: bool,
 }
 
-static mut CLASS: *mut ffi::PyTypeObject = ptr::null_mut();
+references! {
+    StreamCall {
+        keeps {}
+        takes { inner, future, argument, stream }
+    }
+}
 
 static READER: PyOnceLock<Py<PyType>> = PyOnceLock::new();
 static WRITER: PyOnceLock<Py<PyType>> = PyOnceLock::new();
@@ -148,24 +151,44 @@ unsafe fn new_call(
     argument: *mut ffi::PyObject,
     count: usize,
 ) -> PyResult<Bound<'_, PyAny>> {
-    // SAFETY: the GIL is held, `stream` is alive, and `argument` is null or alive, which is the function's contract.
-    // Every field is set before the object is tracked.
-    unsafe {
-        let object = native_type::allocate(CLASS);
-        if object.is_null() {
-            return Err(PyErr::fetch(py));
+    native_type::new(py, || {
+        // SAFETY: the GIL is held, `stream` is alive, and `argument` is null or alive, which is the function's contract.
+        let (stream, argument) = unsafe {
+            let argument = Owned::from_owned(ffi::Py_XNewRef(argument));
+            (Owned::new(stream), argument)
+        };
+        StreamCall {
+            inner: None,
+            future: None,
+            argument,
+            stream: Some(stream),
+            count,
+            offset: 0,
+            kind,
+            phase: Phase::Created,
+            inner_role: Inner::TakesOver,
+            has_waited: false,
         }
-        let this = object.cast::<StreamCall>();
-        (*this).stream = ffi::Py_NewRef(stream);
-        (*this).argument = ffi::Py_XNewRef(argument);
-        (*this).count = count;
-        (*this).kind = kind;
-        (*this).phase = Phase::Created;
-        (*this).inner_role = Inner::TakesOver;
-        (*this).has_waited = false;
-        ffi::PyObject_GC_Track(object.cast());
-        Ok(Bound::from_owned_ptr(py, object))
-    }
+    })
+}
+
+/// The reader or writer of a call.
+///
+/// # Safety
+/// Called with the GIL for a live object of our type.
+unsafe fn stream_of(py: Python<'_>, this: *mut StreamCall) -> PyResult<Bound<'_, PyAny>> {
+    // SAFETY: the GIL is held (`py`), and `this` is a live object of our type, which is the function's contract.
+    unsafe { (*this).stream.bound(py) }.ok_or_else(|| coroutine::over(py))
+}
+
+/// What collects the blocks of a call that reads all.
+///
+/// # Safety
+/// Called with the GIL for a live object of our type.
+unsafe fn collected_of(py: Python<'_>, this: *mut StreamCall) -> PyResult<Bound<'_, Collected>> {
+    // SAFETY: the GIL is held (`py`), and `this` is a live object of our type, which is the function's contract.
+    let collected = unsafe { (*this).argument.bound(py) }.ok_or_else(|| coroutine::over(py))?;
+    Ok(collected.cast_into_exact::<Collected>()?)
 }
 
 /// The number of bytes that `read` or `readexactly` is asked for, if it is an ordinary one.
@@ -346,11 +369,11 @@ unsafe fn take_over(py: Python<'_>, this: *mut StreamCall) -> PyResult<Progress<
         let class = asyncios(py, kind != Kind::Drain)?;
         let method =
             class.getattr(New(coroutine::unqualified(kind.qualified_name())).into_pyobject(py)?)?;
-        let arguments = [(*this).argument];
-        let count = (kind != Kind::ReadAll && !(*this).argument.is_null()).into();
+        let arguments = [(*this).argument.as_ptr_or_null()];
+        let count = (kind != Kind::ReadAll && (*this).argument.is_some()).into();
         let coroutine = call_replaced(
             &method,
-            (*this).stream,
+            stream_of(py, this)?.as_ptr(),
             arguments.as_ptr(),
             count,
             ptr::null_mut(),
@@ -483,7 +506,7 @@ unsafe fn go_on(py: Python<'_>, this: *mut StreamCall) -> PyResult<Progress<'_>>
     // SAFETY: the GIL is held (`py`), and `this` is a live object of our type, which is the function's contract. Its
     // fields are not replaced while a step runs, so that it has its stream.
     let (stream, kind, has_waited, count) = unsafe {
-        let stream = Bound::from_borrowed_ptr(py, (*this).stream);
+        let stream = stream_of(py, this)?;
         (stream, (*this).kind, (*this).has_waited, (*this).count)
     };
     if kind == Kind::Drain {
@@ -528,7 +551,7 @@ unsafe fn go_on(py: Python<'_>, this: *mut StreamCall) -> PyResult<Progress<'_>>
             if is_at_end()? {
                 // SAFETY: the GIL is held (`py`), and `this` is a live object of our type, which is the function's
                 // contract. Its argument is not replaced while a step runs.
-                let expected = unsafe { Bound::from_borrowed_ptr_or_opt(py, (*this).argument) };
+                let expected = unsafe { (*this).argument.bound(py) };
                 return Err(incomplete(buffer, expected)?);
             }
             let wanted = if len == 0 {
@@ -541,7 +564,7 @@ unsafe fn go_on(py: Python<'_>, this: *mut StreamCall) -> PyResult<Progress<'_>>
         Kind::ReadUntil | Kind::ReadLine => {
             // SAFETY: the GIL is held (`py`), and `this` is a live object of our type, which is the function's
             // contract. Its argument, or null, is not replaced while a step runs.
-            let argument = unsafe { Bound::from_borrowed_ptr_or_opt(py, (*this).argument) };
+            let argument = unsafe { (*this).argument.bound(py) };
             let separator = match &argument {
                 Some(separator) => separator.cast::<PyBytes>()?.as_bytes(),
                 None => b"\n",
@@ -608,13 +631,9 @@ unsafe fn go_on_reading_all<'py>(
     buffer: &Bound<'py, PyByteArray>,
     waiter: Bound<'py, PyAny>,
 ) -> PyResult<Progress<'py>> {
-    // SAFETY: the GIL is held (`py`), and `this` is a live object of our type, which is the function's contract. The
-    // argument of a call that reads all is what collects its blocks, and is not replaced while a step runs.
-    let (collected, has_waited) = unsafe {
-        let collected = Bound::from_borrowed_ptr(py, (*this).argument);
-        (collected, (*this).has_waited)
-    };
-    let collected = collected.cast_exact::<Collected>()?.get();
+    // SAFETY: the GIL is held (`py`), and `this` is a live object of our type, which is the function's contract.
+    let (collected, has_waited) = unsafe { (collected_of(py, this)?, (*this).has_waited) };
+    let collected = collected.get();
     let Some(limit) = stream_reader::limit_of(fields)? else {
         // SAFETY: the GIL is held (`py`), and `this` is a live object of our type, which is the function's contract.
         return unsafe { take_over(py, this) };
@@ -644,13 +663,9 @@ unsafe fn go_on_reading_all<'py>(
 /// # Safety
 /// Called with the GIL for a live object of our type, whose fields are not replaced while a step runs.
 unsafe fn collect(py: Python<'_>, this: *mut StreamCall, bytes: &Bound<'_, PyAny>) -> PyResult<()> {
-    // SAFETY: the GIL is held (`py`), and `this` is a live object of our type, which is the function's contract. The
-    // argument of a call that reads all is what collects its blocks, and is not replaced while a step runs.
-    let collected = unsafe { Bound::from_borrowed_ptr(py, (*this).argument) };
-    collected
-        .cast_exact::<Collected>()?
-        .get()
-        .add(bytes.cast::<PyBytes>()?)
+    // SAFETY: the GIL is held (`py`), and `this` is a live object of our type, which is the function's contract.
+    let collected = unsafe { collected_of(py, this)? };
+    collected.get().add(bytes.cast::<PyBytes>()?)
 }
 
 /// Where the separator begins in the bytes, from `offset` on.
@@ -731,12 +746,12 @@ type Resume<'a, 'py> = &'a dyn Fn(&Bound<'py, PyAny>) -> PyResult<Step<'py>>;
 
 /// Takes the next step, or has the coroutine that is inside take it.
 fn step(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
-    let this = object.cast::<StreamCall>();
+    let this = content::<StreamCall>(object);
     // SAFETY: called with the GIL for a live object of our type.
     unsafe {
         (*this).phase.begin(py)?;
         let mut bytes = None;
-        let waited = match Bound::from_borrowed_ptr_or_opt(py, (*this).future) {
+        let waited = match (*this).future.bound(py) {
             // A task throws the future's exception; others only resume.
             Some(future) if waiter::is_one(&future) => {
                 let outcome = waiter::outcome(&future);
@@ -754,8 +769,8 @@ fn step(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
         };
         let result = match (end_wait(py, this), bytes) {
             (Ok(()), Some(bytes)) => {
-                let stream = Bound::from_borrowed_ptr(py, (*this).stream);
-                let resumed = resume_transport(&stream, &Fields::of(&stream));
+                let resumed = stream_of(py, this)
+                    .and_then(|stream| resume_transport(&stream, &Fields::of(&stream)));
                 if (*this).kind == Kind::ReadAll {
                     (*this).has_waited = false;
                     resumed
@@ -781,11 +796,11 @@ unsafe fn end_wait(py: Python<'_>, this: *mut StreamCall) -> PyResult<()> {
     // SAFETY: the GIL is held (`py`), and `this` is a live object of our type, which is the function's contract. The
     // field is emptied, and its reference is `future`'s. A call that waits has a stream.
     unsafe {
-        let future = std::mem::replace(&mut (*this).future, ptr::null_mut());
-        let Some(future) = Bound::from_owned_ptr_or_opt(py, future) else {
+        let Some(future) = (*this).future.take() else {
             return Ok(());
         };
-        let stream = Bound::from_borrowed_ptr(py, (*this).stream);
+        let future = future.into_bound(py);
+        let stream = stream_of(py, this)?;
         let fields = Fields::of(&stream);
         stream_reader::settle(&fields, &future)?;
         let waiter = fields.get(&WAITER)?;
@@ -807,13 +822,13 @@ unsafe fn run<'py>(
     unsafe {
         let mut resume = resume;
         loop {
-            if let Some(inner) = Bound::from_borrowed_ptr_or_opt(py, (*this).inner) {
+            if let Some(inner) = (*this).inner.bound(py) {
                 match resume(&inner)? {
                     Step::Return(value) if (*this).inner_role == Inner::TakesOver => {
                         return Ok(Step::Return(value));
                     }
                     Step::Return(_) => {
-                        ffi::Py_XDECREF(std::mem::replace(&mut (*this).inner, ptr::null_mut()));
+                        drop((*this).inner.take());
                     }
                     waits @ Step::Yield(_) => return Ok(waits),
                 }
@@ -823,13 +838,13 @@ unsafe fn run<'py>(
                 Progress::Return(value) => return Ok(Step::Return(value)),
                 Progress::Wait(future) => {
                     (*this).has_waited = true;
-                    (*this).future = ffi::Py_NewRef(future.as_ptr());
+                    drop((*this).future.replace(future.clone().into()));
                     return Ok(Step::Yield(future));
                 }
                 Progress::Hand(coroutine, role) => {
                     (*this).has_waited = true;
                     (*this).inner_role = role;
-                    (*this).inner = coroutine.into_ptr();
+                    drop((*this).inner.replace(coroutine.into()));
                 }
             }
         }
@@ -848,10 +863,10 @@ unsafe fn settle<'py>(
     // SAFETY: the GIL is held (`py`), and `object` is a live object of our type, which is the function's contract.
     unsafe {
         if let Ok(Step::Yield(_)) = &result {
-            (*object.cast::<StreamCall>()).phase = Phase::Waiting;
+            (*content::<StreamCall>(object)).phase = Phase::Waiting;
             return result;
         }
-        let ended = end_wait(py, object.cast());
+        let ended = end_wait(py, content(object));
         finish(object);
         ended.and(result)
     }
@@ -863,32 +878,20 @@ unsafe fn settle<'py>(
 /// Called with the GIL for a live object of our type.
 unsafe fn finish(object: *mut ffi::PyObject) {
     // SAFETY: the GIL is held, and `object` is a live object of our type, which is the function's contract.
-    unsafe {
-        (*object.cast::<StreamCall>()).phase = Phase::Finished;
-        drop_fields(object);
-    }
-}
-
-/// # Safety
-/// Called with the GIL for an object of our type that is not running.
-unsafe fn drop_fields(object: *mut ffi::PyObject) {
-    let this = object.cast::<StreamCall>();
-    // SAFETY: the GIL is held, and `object` is one of our type that is not running, which is the function's contract.
-    // Each field is emptied before its reference is dropped.
-    unsafe {
-        ffi::Py_XDECREF(std::mem::replace(&mut (*this).inner, ptr::null_mut()));
-        ffi::Py_XDECREF(std::mem::replace(&mut (*this).future, ptr::null_mut()));
-        ffi::Py_XDECREF(std::mem::replace(&mut (*this).argument, ptr::null_mut()));
-        ffi::Py_XDECREF(std::mem::replace(&mut (*this).stream, ptr::null_mut()));
-    }
+    let taken = unsafe {
+        let this = content::<StreamCall>(object);
+        (*this).phase = Phase::Finished;
+        (*this).take()
+    };
+    drop(taken);
 }
 
 /// Ends a call whose caller does not wait any longer.
 fn close(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
-    let this = object.cast::<StreamCall>();
+    let this = content::<StreamCall>(object);
     // SAFETY: called with the GIL for a live object of our type that is not running.
     unsafe {
-        let inner = Bound::from_borrowed_ptr_or_opt(py, (*this).inner);
+        let inner = (*this).inner.bound(py);
         // Both run Python code, which may come back to this call.
         let phase = std::mem::replace(&mut (*this).phase, Phase::Running);
         let ended = match phase {
@@ -907,12 +910,12 @@ fn close(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
 impl Coroutine for StreamCall {
     fn phase(object: *mut ffi::PyObject) -> Phase {
         // SAFETY: called with the GIL for a live object of our type.
-        unsafe { (*object.cast::<Self>()).phase }
+        unsafe { (*content::<Self>(object)).phase }
     }
 
     fn qualified_name(object: *mut ffi::PyObject) -> &'static str {
         // SAFETY: the trait's functions are called with the GIL and a live object of the type.
-        unsafe { (*object.cast::<Self>()).kind }.qualified_name()
+        unsafe { (*content::<Self>(object)).kind }.qualified_name()
     }
 
     fn step(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
@@ -924,12 +927,12 @@ impl Coroutine for StreamCall {
         object: *mut ffi::PyObject,
         arguments: &Bound<'py, PyTuple>,
     ) -> PyResult<Step<'py>> {
-        let this = object.cast::<Self>();
+        let this = content::<Self>(object);
         // SAFETY: the trait's functions are called with the GIL and a live object of the type, and `arguments` is a
         // tuple. The phase keeps others from replacing the fields.
         unsafe {
             (*this).phase.begin(py)?;
-            let result = if (*this).inner.is_null() {
+            let result = if (*this).inner.is_none() {
                 match end_wait(py, this) {
                     Ok(()) => Err(support::thrown(py, arguments.as_ptr())),
                     Err(error) => Err(error),
@@ -951,10 +954,10 @@ impl Coroutine for StreamCall {
 unsafe extern "C" fn cr_await(object: *mut ffi::PyObject, _: *mut c_void) -> *mut ffi::PyObject {
     // SAFETY: called with the GIL for a live object of our type.
     unsafe {
-        let this = object.cast::<StreamCall>();
-        let awaited = [(*this).inner, (*this).future]
+        let this = content::<StreamCall>(object);
+        let awaited = [&(*this).inner, &(*this).future]
             .into_iter()
-            .find(|it| !it.is_null());
+            .find_map(|it| it.as_ref().map(|it| it.as_ptr()));
         ffi::Py_NewRef(awaited.unwrap_or_else(|| ffi::Py_None()))
     }
 }
@@ -964,9 +967,8 @@ unsafe extern "C" fn cr_await(object: *mut ffi::PyObject, _: *mut c_void) -> *mu
 /// # Safety
 /// Called with the GIL for an object of our type that waits.
 unsafe fn is_emptied(py: Python<'_>, this: *mut StreamCall) -> PyResult<bool> {
-    // SAFETY: the GIL is held (`py`), and `this` is of our type and waits, which is the function's contract; a call
-    // that waits has a stream.
-    let stream = unsafe { Bound::from_borrowed_ptr(py, (*this).stream) };
+    // SAFETY: the GIL is held (`py`), and `this` is of our type and waits, which is the function's contract.
+    let stream = unsafe { stream_of(py, this)? };
     let waiter = Fields::of(&stream).own(&WAITER)?;
     Ok(waiter.is_none())
 }
@@ -978,11 +980,11 @@ unsafe fn is_emptied(py: Python<'_>, this: *mut StreamCall) -> PyResult<bool> {
 unsafe fn abandon(object: *mut ffi::PyObject) {
     // SAFETY: the GIL is held, and `object` is one of our type that does not run, which is the function's contract.
     unsafe {
-        let this = object.cast::<StreamCall>();
+        let this = content::<StreamCall>(object);
         match (*this).phase {
             Phase::Created => coroutine::warn_if_never_awaited::<StreamCall>(object),
             // As the end of a coroutine that waits in a `finally`.
-            Phase::Waiting if !(*this).future.is_null() => {
+            Phase::Waiting if (*this).future.is_some() => {
                 let pending = PendingException::take();
                 support::attached(|py| {
                     let ended = match is_emptied(py, this) {
@@ -1001,44 +1003,42 @@ unsafe fn abandon(object: *mut ffi::PyObject) {
     }
 }
 
-unsafe extern "C" fn dealloc(object: *mut ffi::PyObject) {
-    // SAFETY: called by the interpreter, with the GIL, for an object of our type whose count fell to zero.
-    unsafe {
-        let Some(end) = EndOfLife::begin(object) else {
-            return;
-        };
-        abandon(object);
-        drop_fields(object);
-        end.free(object);
-    }
-}
+// SAFETY: the functions of the table are for calls of streams.
+unsafe impl Native for StreamCall {
+    const NAME: &'static CStr = c"ringloop._core.StreamCall";
+    const DOC: &'static CStr =
+        c"The awaitable that the methods of streams return; it acts like a coroutine.";
 
-unsafe extern "C" fn traverse(
-    object: *mut ffi::PyObject,
-    visit: ffi::visitproc,
-    argument: *mut c_void,
-) -> c_int {
-    // SAFETY: called by the collector for a tracked, hence fully made, object.
-    unsafe {
-        let this = object.cast::<StreamCall>();
-        let members = [
-            (*this).stream,
-            (*this).argument,
-            (*this).future,
-            (*this).inner,
-            ffi::Py_TYPE(object).cast(),
-        ];
-        visit_all(members, visit, argument)
+    #[inline]
+    fn class() -> &'static Class {
+        static CLASS: Class = Class::new();
+        &CLASS
     }
-}
 
-unsafe extern "C" fn clear(object: *mut ffi::PyObject) -> c_int {
-    // SAFETY: called by the collector, with the GIL, for an unreachable object, which therefore doesn't run.
-    unsafe {
-        abandon(object);
-        finish(object);
+    fn table() -> Table {
+        let mut table = coroutine::table::<Self>();
+        let am_await = coroutine::am_await::<Self> as *mut c_void;
+        table.slots.push(slot(ffi::Py_am_await, am_await));
+        let cr_await = native_type::attribute(c"cr_await", cr_await);
+        table.attributes.push(cr_await);
+        table
     }
-    0
+
+    #[inline]
+    unsafe fn end(object: *mut ffi::PyObject) {
+        // SAFETY: the GIL is held, and `object` is of our type, which is the function's contract. Nobody refers to it,
+        // so that it doesn't run.
+        unsafe { abandon(object) };
+    }
+
+    unsafe fn clear(object: *mut ffi::PyObject) {
+        // SAFETY: the GIL is held, and `object` is alive and of our type, which is the function's contract. It is
+        // garbage, and therefore doesn't run.
+        unsafe {
+            abandon(object);
+            finish(object);
+        }
+    }
 }
 
 /// Gives the streams of an asyncio `StreamReaderProtocol` their native classes.
@@ -1147,34 +1147,6 @@ fn _add_stream_methods(
 
 /// Makes the type.
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    let py = module.py();
-    let mut attributes = coroutine::attributes::<StreamCall>();
-    attributes.push(native_type::attribute(c"cr_await", cr_await));
-    let class = NativeType {
-        name: c"ringloop._core.StreamCall",
-        doc: c"The awaitable that the methods of streams return; it acts like a coroutine.",
-        size: size_of::<StreamCall>(),
-        slots: [
-            slot(ffi::Py_tp_dealloc, dealloc as *mut c_void),
-            slot(ffi::Py_tp_traverse, traverse as *mut c_void),
-            slot(ffi::Py_tp_clear, clear as *mut c_void),
-            slot(
-                ffi::Py_am_await,
-                coroutine::am_await::<StreamCall> as *mut c_void,
-            ),
-        ]
-        .into_iter()
-        .chain(coroutine::slots::<StreamCall>())
-        .collect(),
-        methods: coroutine::methods::<StreamCall>(),
-        attributes,
-        vectorcall_offset: None,
-    }
-    .make(py)?;
-    // SAFETY: the module is initialised once, with the GIL, before any call is made; the type lives for ever.
-    unsafe {
-        CLASS = class;
-        module.add("StreamCall", Bound::from_borrowed_ptr(py, class.cast()))?;
-    }
+    native_type::add_to::<StreamCall>(module)?;
     module.add_function(wrap_pyfunction!(_add_stream_methods, module)?)
 }
