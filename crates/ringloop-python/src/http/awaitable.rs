@@ -6,7 +6,7 @@
 
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{CStr, c_void};
 use std::mem::offset_of;
 use std::ptr;
 
@@ -19,93 +19,96 @@ use super::request::{Request, Sending};
 use super::websocket_messages;
 use crate::coroutine::{self, Coroutine, Phase, Step};
 use crate::names::intern;
-use crate::native_type::{self, EndOfLife, Head, NativeType, attribute, slot, visit_all};
+use crate::native_type::{
+    self, Class, Native, Optional, Owned, References, Table, attribute, content, references, slot,
+};
 use crate::objects;
 use crate::support::{self, guard};
 
 /// The `receive` or the `send` of a request.
-#[repr(C)]
-struct Channel {
-    head: Head,
+struct Channel<const SENDS: bool> {
     vectorcall: ffi::vectorcallfunc,
-    request: *mut ffi::PyObject,
+    /// None once the collector has cleared it.
+    request: Option<Owned<Request>>,
+}
+
+references! {
+    <const SENDS: bool> Channel<SENDS> {
+        keeps {}
+        takes { request }
+    }
 }
 
 /// One call of a channel.
-#[repr(C)]
 struct Call {
-    head: Head,
-    request: *mut ffi::PyObject,
-    /// The message to send; null to receive, and when it has been taken.
-    message: *mut ffi::PyObject,
-    /// The future that was yielded; null if nothing is waited for but the next turn.
-    future: *mut ffi::PyObject,
+    /// The future that was yielded; None if nothing is waited for but the next turn.
+    future: Option<Owned>,
+    /// The message to send; None to receive, and when it has been taken.
+    message: Option<Owned>,
     /// The coroutine that sends the message, if one does; then it is this that is resumed, and yields.
-    inner: *mut ffi::PyObject,
+    inner: Option<Owned>,
+    /// Stays when the collector clears the call: steps rely on it, and it breaks the cycle itself.
+    request: Owned<Request>,
     phase: Phase,
     sends: bool,
 }
 
-static mut RECEIVE: *mut ffi::PyTypeObject = ptr::null_mut();
-static mut SEND: *mut ffi::PyTypeObject = ptr::null_mut();
-static mut CALL: *mut ffi::PyTypeObject = ptr::null_mut();
+references! {
+    Call {
+        keeps { request }
+        takes { future, message, inner }
+    }
+}
 
 /// The two channels of a request: `receive` and `send`.
 pub(super) fn channels<'py>(
     request: &Bound<'py, Request>,
 ) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>)> {
-    let py = request.py();
-    // SAFETY: the types are made when the module is imported, and each goes with its function.
-    unsafe {
-        let receive = channel(py, RECEIVE, call_receive, request)?;
-        Ok((receive, channel(py, SEND, call_send, request)?))
-    }
+    let receive = channel::<false>(request, call_receive)?;
+    Ok((receive, channel::<true>(request, call_send)?))
 }
 
-/// # Safety
-/// `class` is one of the two types of channels, and `vectorcall` its function.
-unsafe fn channel<'py>(
-    py: Python<'py>,
-    class: *mut ffi::PyTypeObject,
-    vectorcall: ffi::vectorcallfunc,
+fn channel<'py, const SENDS: bool>(
     request: &Bound<'py, Request>,
+    vectorcall: ffi::vectorcallfunc,
 ) -> PyResult<Bound<'py, PyAny>> {
-    // SAFETY: the GIL is held, and every field is set before the object is tracked.
-    unsafe {
-        let object = native_type::allocate(class);
-        if object.is_null() {
-            return Err(PyErr::fetch(py));
-        }
-        let this = object.cast::<Channel>();
-        (*this).vectorcall = vectorcall;
-        (*this).request = ffi::Py_NewRef(request.as_ptr());
-        ffi::PyObject_GC_Track(object.cast());
-        Ok(Bound::from_owned_ptr(py, object))
-    }
+    native_type::new(request.py(), || Channel::<SENDS> {
+        vectorcall,
+        request: Some(request.clone().into()),
+    })
 }
 
 /// A new awaitable; null with an exception set.
 ///
 /// # Safety
-/// The GIL is held, and `channel` is one.
-unsafe fn new_call(channel: *mut ffi::PyObject, message: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: the GIL is held, and `channel` is a live one, which is the function's contract. Every field is set before
-    // the object is tracked.
+/// The GIL is held, `channel` is alive and a `Channel<SENDS>`, and `message` is null or alive.
+unsafe fn new_call<const SENDS: bool>(
+    channel: *mut ffi::PyObject,
+    message: *mut ffi::PyObject,
+) -> *mut ffi::PyObject {
+    // SAFETY: the GIL is held, `channel` is a live one, and `message` is null or alive, which is the function's
+    // contract. No Python code runs while the content of `channel` is used.
     unsafe {
-        let request = (*channel.cast::<Channel>()).request;
-        if request.is_null() {
+        let py = Python::assume_attached();
+        let Some(request) = (*content::<Channel<SENDS>>(channel)).request.bound(py) else {
             ffi::PyErr_SetString(ffi::PyExc_RuntimeError, c"the request is gone".as_ptr());
             return ptr::null_mut();
+        };
+        let made = native_type::new(py, || Call {
+            future: None,
+            message: Owned::from_owned(ffi::Py_XNewRef(message)),
+            inner: None,
+            request: request.into(),
+            phase: Phase::Created,
+            sends: SENDS,
+        });
+        match made {
+            Ok(call) => call.into_ptr(),
+            Err(error) => {
+                error.restore(py);
+                ptr::null_mut()
+            }
         }
-        let object = native_type::allocate(CALL);
-        if !object.is_null() {
-            let this = object.cast::<Call>();
-            (*this).request = ffi::Py_NewRef(request);
-            (*this).message = ffi::Py_XNewRef(message);
-            (*this).sends = !message.is_null();
-            ffi::PyObject_GC_Track(object.cast());
-        }
-        object
     }
 }
 
@@ -126,7 +129,7 @@ unsafe extern "C" fn call_receive(
             );
             return ptr::null_mut();
         }
-        new_call(channel, ptr::null_mut())
+        new_call::<false>(channel, ptr::null_mut())
     }
 }
 
@@ -160,7 +163,7 @@ unsafe extern "C" fn call_send(
             );
             return ptr::null_mut();
         }
-        new_call(channel, *arguments)
+        new_call::<true>(channel, *arguments)
     }
 }
 
@@ -189,11 +192,11 @@ fn send<'py>(request: &Bound<'py, Request>, message: &Bound<'py, PyAny>) -> PyRe
 
 /// Takes the next step.
 fn step(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
-    let this = object.cast::<Call>();
+    let this = content::<Call>(object);
     // SAFETY: called with the GIL for a live object of our type. What a field held is dropped when all is consistent.
     unsafe {
         let phase = (*this).phase.begin(py)?;
-        if let Some(future) = Bound::from_borrowed_ptr_or_opt(py, (*this).future) {
+        if let Some(future) = (*this).future.bound(py) {
             let refusal = match support::ask(&future, intern!(py, "done")) {
                 Ok(true) => None,
                 Ok(false) => Some(coroutine::awaited_already(py)),
@@ -207,34 +210,32 @@ fn step(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
         if let Some(inner) = inner(py, object) {
             return after_inner(object, coroutine::resume(&inner));
         }
-        let request = Bound::from_borrowed_ptr(py, (*this).request);
-        let request = request.cast_unchecked::<Request>();
-        let message = Bound::from_borrowed_ptr_or_opt(py, (*this).message);
+        let request = &(*this).request.bind(py).clone();
+        let message = (*this).message.bound(py);
         let result = match &message {
             None if (*this).sends => Ok(Step::Return(py.None().into_bound(py))),
             None => receive(request),
             Some(message) => match send(request, message) {
                 Ok(Sending::Done) => Ok(Step::Return(py.None().into_bound(py))),
                 Ok(Sending::DoneNextTurn) => {
-                    let taken = std::mem::replace(&mut (*this).message, ptr::null_mut());
+                    let taken = (*this).message.take();
                     return Ok(yield_turn(py, object, taken));
                 }
-                Ok(Sending::AgainNextTurn) => return Ok(yield_turn(py, object, ptr::null_mut())),
+                Ok(Sending::AgainNextTurn) => return Ok(yield_turn(py, object, None)),
                 Ok(Sending::Wait(future)) => Ok(Step::Yield(future)),
                 Ok(Sending::Coroutine(coroutine)) => {
-                    (*this).inner = ffi::Py_NewRef(coroutine.as_ptr());
+                    drop((*this).inner.replace(coroutine.clone().into()));
                     return after_inner(object, coroutine::resume(&coroutine));
                 }
                 Err(error) => Err(error),
             },
         };
         let (phase, future) = match &result {
-            Ok(Step::Yield(future)) => (Phase::Waiting, ffi::Py_NewRef(future.as_ptr())),
-            _ => (Phase::Finished, ptr::null_mut()),
+            Ok(Step::Yield(future)) => (Phase::Waiting, Some(future.clone().into())),
+            _ => (Phase::Finished, None),
         };
         (*this).phase = phase;
-        let previous = std::mem::replace(&mut (*this).future, future);
-        ffi::Py_XDECREF(previous);
+        drop(std::mem::replace(&mut (*this).future, future));
         if let Ok(Step::Yield(future)) = &result {
             future.setattr(intern!(py, "_asyncio_future_blocking"), true)?;
         }
@@ -242,30 +243,25 @@ fn step(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
     }
 }
 
-/// Waits for the next turn, as asyncio.sleep(0) does. `taken`, if it is not null, is dropped.
+/// Waits for the next turn, as asyncio.sleep(0) does. `taken` is dropped when all is consistent.
 ///
 /// # Safety
-/// `object` is a live one of our type, and `taken` a reference that the caller gives away.
-unsafe fn yield_turn(
-    py: Python<'_>,
-    object: *mut ffi::PyObject,
-    taken: *mut ffi::PyObject,
-) -> Step<'_> {
-    let this = object.cast::<Call>();
-    // SAFETY: the GIL is held (`py`), `object` is a live one of our type, and `taken` is the caller's to give away,
-    // which is the function's contract. Both references are dropped when all is consistent.
-    unsafe {
+/// `object` is a live one of our type.
+unsafe fn yield_turn(py: Python<'_>, object: *mut ffi::PyObject, taken: Option<Owned>) -> Step<'_> {
+    let this = content::<Call>(object);
+    // SAFETY: the GIL is held (`py`), and `object` is a live one of our type, which is the function's contract.
+    let future = unsafe {
         (*this).phase = Phase::Waiting;
-        ffi::Py_XDECREF(std::mem::replace(&mut (*this).future, ptr::null_mut()));
-        ffi::Py_XDECREF(taken);
-    }
+        (*this).future.take()
+    };
+    drop((future, taken));
     Step::Yield(py.None().into_bound(py))
 }
 
 /// The coroutine that sends the message.
 fn inner(py: Python<'_>, object: *mut ffi::PyObject) -> Option<Bound<'_, PyAny>> {
     // SAFETY: called with the GIL for a live object of our type.
-    unsafe { Bound::from_borrowed_ptr_or_opt(py, (*object.cast::<Call>()).inner) }
+    unsafe { (*content::<Call>(object)).inner.bound(py) }
 }
 
 /// Notes what a step of the coroutine that sends the message came to.
@@ -273,7 +269,7 @@ fn after_inner(object: *mut ffi::PyObject, result: PyResult<Step<'_>>) -> PyResu
     // SAFETY: called with the GIL for a live object of our type.
     unsafe {
         match &result {
-            Ok(Step::Yield(_)) => (*object.cast::<Call>()).phase = Phase::Waiting,
+            Ok(Step::Yield(_)) => (*content::<Call>(object)).phase = Phase::Waiting,
             _ => finish(object),
         }
     }
@@ -282,18 +278,15 @@ fn after_inner(object: *mut ffi::PyObject, result: PyResult<Step<'_>>) -> PyResu
 
 /// Ends an awaitable whose caller does not wait any longer.
 fn give_up(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
-    let this = object.cast::<Call>();
+    let this = content::<Call>(object);
     // SAFETY: called with the GIL for a live object of our type that is not running.
     unsafe {
-        let request = Bound::from_borrowed_ptr(py, (*this).request);
-        let future = Bound::from_borrowed_ptr_or_opt(py, (*this).future);
+        let request = (*this).request.bind(py).clone();
+        let future = (*this).future.bound(py);
         let sends = (*this).sends;
         finish(object);
         match future {
-            Some(future) => {
-                let request = request.cast_unchecked::<Request>();
-                request.as_super().get().forget(py, sends, &future)
-            }
+            Some(future) => request.as_super().get().forget(py, sends, &future),
             None => Ok(()),
         }
     }
@@ -304,37 +297,25 @@ fn give_up(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
 /// # Safety
 /// Called with the GIL for a live object of our type.
 unsafe fn finish(object: *mut ffi::PyObject) {
-    let this = object.cast::<Call>();
+    let this = content::<Call>(object);
     // SAFETY: the GIL is held, and `object` is a live one of our type, which is the function's contract.
-    unsafe {
+    let taken = unsafe {
         (*this).phase = Phase::Finished;
-        drop_fields(object);
-    }
-}
-
-/// # Safety
-/// Called with the GIL for an object of our type that is not running.
-unsafe fn drop_fields(object: *mut ffi::PyObject) {
-    let this = object.cast::<Call>();
-    // SAFETY: the GIL is held, and `object` is one of our type that is not running, which is the function's contract.
-    // Each field is emptied before its reference is dropped.
-    unsafe {
-        ffi::Py_XDECREF(std::mem::replace(&mut (*this).future, ptr::null_mut()));
-        ffi::Py_XDECREF(std::mem::replace(&mut (*this).message, ptr::null_mut()));
-        ffi::Py_XDECREF(std::mem::replace(&mut (*this).inner, ptr::null_mut()));
-    }
+        (*this).take()
+    };
+    drop(taken);
 }
 
 impl Coroutine for Call {
     fn phase(object: *mut ffi::PyObject) -> Phase {
         // SAFETY: called with the GIL for a live object of our type.
-        unsafe { (*object.cast::<Self>()).phase }
+        unsafe { (*content::<Self>(object)).phase }
     }
 
     /// The name of the channel.
     fn qualified_name(object: *mut ffi::PyObject) -> &'static str {
         // SAFETY: called with the GIL for a live object of our type.
-        if unsafe { (*object.cast::<Self>()).sends } {
+        if unsafe { (*content::<Self>(object)).sends } {
             "send"
         } else {
             "receive"
@@ -356,7 +337,7 @@ impl Coroutine for Call {
             return Err(calls::thrown(arguments));
         };
         // SAFETY: called with the GIL for a live object of our type.
-        unsafe { (*object.cast::<Self>()).phase = Phase::Running };
+        unsafe { (*content::<Self>(object)).phase = Phase::Running };
         after_inner(object, coroutine::throw_into(&inner, arguments))
     }
 
@@ -387,147 +368,75 @@ unsafe extern "C" fn asyncio_mark(_: *mut ffi::PyObject, _: *mut c_void) -> *mut
     guard(|py| support::http(py)?.getattr(intern!(py, "ASYNCIO_COROUTINE_MARK")))
 }
 
-unsafe extern "C" fn call_dealloc(object: *mut ffi::PyObject) {
-    // SAFETY: called by the interpreter, with the GIL, for an object of our type whose count fell to zero.
-    unsafe {
-        let Some(end) = EndOfLife::begin(object) else {
-            return;
-        };
-        coroutine::warn_if_never_awaited::<Call>(object);
-        drop_fields(object);
-        ffi::Py_XDECREF((*object.cast::<Call>()).request);
-        end.free(object);
+// SAFETY: the functions of the table are for calls of channels.
+unsafe impl Native for Call {
+    const NAME: &'static CStr = c"ringloop._core.HttpExchange";
+    const DOC: &'static CStr =
+        c"The awaitable that a request's receive and send return; it acts like a coroutine.";
+
+    #[inline]
+    fn class() -> &'static Class {
+        static CLASS: Class = Class::new();
+        &CLASS
+    }
+
+    fn table() -> Table {
+        let mut table = coroutine::table::<Self>();
+        let am_await = coroutine::am_await::<Self> as *mut c_void;
+        table.slots.push(slot(ffi::Py_am_await, am_await));
+        table
+    }
+
+    #[inline]
+    unsafe fn end(object: *mut ffi::PyObject) {
+        // SAFETY: the GIL is held, and `object` is of our type, which is the function's contract.
+        unsafe { coroutine::warn_if_never_awaited::<Self>(object) };
+    }
+
+    unsafe fn clear(object: *mut ffi::PyObject) {
+        // SAFETY: the GIL is held, and `object` is alive and of our type, which is the function's contract.
+        unsafe { finish(object) };
     }
 }
 
-unsafe extern "C" fn call_traverse(
-    object: *mut ffi::PyObject,
-    visit: ffi::visitproc,
-    argument: *mut c_void,
-) -> c_int {
-    // SAFETY: called by the collector for a tracked, hence fully made, object.
-    unsafe {
-        let this = object.cast::<Call>();
-        let members = [
-            (*this).request,
-            (*this).message,
-            (*this).future,
-            (*this).inner,
-            ffi::Py_TYPE(object).cast(),
-        ];
-        visit_all(members, visit, argument)
-    }
-}
+// SAFETY: each of the two types has a class of its own, and its function takes its objects.
+unsafe impl<const SENDS: bool> Native for Channel<SENDS> {
+    const NAME: &'static CStr = if SENDS {
+        c"ringloop._core.HttpSend"
+    } else {
+        c"ringloop._core.HttpReceive"
+    };
+    const DOC: &'static CStr = if SENDS {
+        c"The send of a request; see ASGI."
+    } else {
+        c"The receive of a request; see ASGI."
+    };
+    const VECTORCALL: Option<usize> = Some(offset_of!(Self, vectorcall));
 
-unsafe extern "C" fn call_clear(object: *mut ffi::PyObject) -> c_int {
-    // SAFETY: called by the collector, with the GIL, for an unreachable object. The request stays: steps rely on it, and it
-    // breaks the cycle itself.
-    unsafe { finish(object) };
-    0
-}
-
-unsafe extern "C" fn channel_dealloc(object: *mut ffi::PyObject) {
-    // SAFETY: called by the interpreter, with the GIL, for an object of our types whose count fell to zero.
-    unsafe {
-        let Some(end) = EndOfLife::begin(object) else {
-            return;
-        };
-        ffi::Py_XDECREF((*object.cast::<Channel>()).request);
-        end.free(object);
+    #[inline]
+    fn class() -> &'static Class {
+        static RECEIVE: Class = Class::new();
+        static SEND: Class = Class::new();
+        if SENDS { &SEND } else { &RECEIVE }
     }
-}
 
-unsafe extern "C" fn channel_traverse(
-    object: *mut ffi::PyObject,
-    visit: ffi::visitproc,
-    argument: *mut c_void,
-) -> c_int {
-    // SAFETY: called by the collector for a tracked, hence fully made, object.
-    unsafe {
-        let members = [
-            (*object.cast::<Channel>()).request,
-            ffi::Py_TYPE(object).cast(),
-        ];
-        visit_all(members, visit, argument)
+    fn table() -> Table {
+        let name = if SENDS { send_name } else { receive_name };
+        Table {
+            attributes: vec![
+                attribute(c"__name__", name),
+                attribute(c"__qualname__", name),
+                attribute(c"_is_coroutine_marker", coroutine_mark),
+                attribute(c"_is_coroutine", asyncio_mark),
+            ],
+            ..Table::default()
+        }
     }
-}
-
-unsafe extern "C" fn channel_clear(object: *mut ffi::PyObject) -> c_int {
-    // SAFETY: called by the collector, with the GIL, for an unreachable object.
-    unsafe {
-        let this = object.cast::<Channel>();
-        ffi::Py_XDECREF(std::mem::replace(&mut (*this).request, ptr::null_mut()));
-    }
-    0
-}
-
-fn channel_type(
-    py: Python<'_>,
-    name: &'static CStr,
-    doc: &'static CStr,
-    getter: ffi::getter,
-) -> PyResult<*mut ffi::PyTypeObject> {
-    NativeType {
-        name,
-        doc,
-        size: size_of::<Channel>(),
-        slots: vec![
-            slot(ffi::Py_tp_dealloc, channel_dealloc as *mut c_void),
-            slot(ffi::Py_tp_traverse, channel_traverse as *mut c_void),
-            slot(ffi::Py_tp_clear, channel_clear as *mut c_void),
-        ],
-        methods: vec![],
-        attributes: vec![
-            attribute(c"__name__", getter),
-            attribute(c"__qualname__", getter),
-            attribute(c"_is_coroutine_marker", coroutine_mark),
-            attribute(c"_is_coroutine", asyncio_mark),
-        ],
-        vectorcall_offset: Some(offset_of!(Channel, vectorcall)),
-    }
-    .make(py)
 }
 
 /// Makes the types.
 pub(super) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    let py = module.py();
-    let call = NativeType {
-        name: c"ringloop._core.HttpExchange",
-        doc: c"The awaitable that a request's receive and send return; it acts like a coroutine.",
-        size: size_of::<Call>(),
-        slots: [
-            slot(ffi::Py_tp_dealloc, call_dealloc as *mut c_void),
-            slot(ffi::Py_tp_traverse, call_traverse as *mut c_void),
-            slot(ffi::Py_tp_clear, call_clear as *mut c_void),
-            slot(ffi::Py_am_await, coroutine::am_await::<Call> as *mut c_void),
-        ]
-        .into_iter()
-        .chain(coroutine::slots::<Call>())
-        .collect(),
-        methods: coroutine::methods::<Call>(),
-        attributes: coroutine::attributes::<Call>(),
-        vectorcall_offset: None,
-    }
-    .make(py)?;
-    let receive = channel_type(
-        py,
-        c"ringloop._core.HttpReceive",
-        c"The receive of a request; see ASGI.",
-        receive_name,
-    )?;
-    let send = channel_type(
-        py,
-        c"ringloop._core.HttpSend",
-        c"The send of a request; see ASGI.",
-        send_name,
-    )?;
-    // SAFETY: the module is initialised once, with the GIL, before any request is made; the types live for ever.
-    unsafe {
-        CALL = call;
-        RECEIVE = receive;
-        SEND = send;
-        module.add("HttpExchange", Bound::from_borrowed_ptr(py, call.cast()))?;
-        module.add("HttpReceive", Bound::from_borrowed_ptr(py, receive.cast()))?;
-        module.add("HttpSend", Bound::from_borrowed_ptr(py, send.cast()))
-    }
+    native_type::add_to::<Call>(module)?;
+    native_type::add_to::<Channel<false>>(module)?;
+    native_type::add_to::<Channel<true>>(module)
 }

@@ -80,17 +80,17 @@ impl<T> Drop for Owned<T> {
 }
 
 /// An object that may be missing.
-pub(crate) trait Optional {
+pub(crate) trait Optional<T> {
     /// A new reference to it.
-    fn bound<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>>;
+    fn bound<'py>(&self, py: Python<'py>) -> Option<Bound<'py, T>>;
 
     /// Its address; null if it is missing.
     fn as_ptr_or_null(&self) -> *mut ffi::PyObject;
 }
 
-impl Optional for Option<Owned> {
+impl<T> Optional<T> for Option<Owned<T>> {
     #[inline]
-    fn bound<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
+    fn bound<'py>(&self, py: Python<'py>) -> Option<Bound<'py, T>> {
         self.as_ref().map(|it| it.bind(py).clone())
     }
 
@@ -191,8 +191,13 @@ pub(crate) trait References {
 
 /// Writes [`References`] for a content: it keeps some of its references until it ends, and can do without others.
 macro_rules! references {
-    ($content:ty { keeps { $($kept:ident),* } takes { $($taken:ident),* } }) => {
-        impl $crate::native_type::References for $content {
+    (<const $parameter:ident: $kind:ty> $content:ty { $($fields:tt)* }) => {
+        $crate::native_type::references! { [$parameter: $kind] $content { $($fields)* } }
+    };
+    ([$($parameter:ident: $kind:ty)?] $content:ty {
+        keeps { $($kept:ident),* } takes { $($taken:ident),* }
+    }) => {
+        impl<$(const $parameter: $kind)?> $crate::native_type::References for $content {
             #[inline]
             fn show(
                 &self,
@@ -204,10 +209,13 @@ macro_rules! references {
             }
 
             #[inline]
-            fn take(&mut self) -> impl Sized + use<> {
+            fn take(&mut self) -> impl Sized + use<$($parameter)?> {
                 ($( std::mem::take(&mut self.$taken), )*)
             }
         }
+    };
+    ($content:ident { $($fields:tt)* }) => {
+        $crate::native_type::references! { [] $content { $($fields)* } }
     };
 }
 
