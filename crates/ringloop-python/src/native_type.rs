@@ -49,6 +49,9 @@ pub(crate) unsafe trait Native: References + Sized + 'static {
     const KEPT_MAX: usize = 0;
     /// The offset in the content of the function for vectorcalls (PEP 590), if objects can be called by one.
     const VECTORCALL: Option<usize> = None;
+    /// Whether an exception that is on its way is set aside while an object ends, because what it refers to may run code
+    /// of ours that clears it.
+    const SETS_EXCEPTION_ASIDE: bool = false;
 
     fn class() -> &'static Class;
 
@@ -246,8 +249,12 @@ unsafe extern "C" fn dealloc<T: Native>(object: *mut ffi::PyObject) {
         let Some(end) = EndOfLife::begin(object) else {
             return;
         };
+        let pending = T::SETS_EXCEPTION_ASIDE.then(|| PendingException::take());
         T::end(object);
         content::<T>(object).drop_in_place();
+        if let Some(pending) = pending {
+            pending.restore();
+        }
         let class = T::class();
         if class.kept_len.get() < T::KEPT_MAX {
             (*object.cast::<Head>()).weak_references = class.kept.replace(object);

@@ -10,7 +10,6 @@ mod attempt;
 mod datagram;
 mod object;
 
-use std::mem::ManuallyDrop;
 use std::os::fd::RawFd;
 use std::ptr;
 
@@ -27,7 +26,7 @@ use crate::coroutine::{self, Phase, Step};
 use crate::event_loop::Loop;
 use crate::handle::Call;
 use crate::names::intern;
-use crate::native_type::Head;
+use crate::native_type::{self, Owned, references};
 use crate::objects;
 use crate::scheduling;
 use crate::socket_object;
@@ -84,30 +83,29 @@ impl Kind {
 }
 
 struct Operation {
-    event_loop: Py<Loop>,
-    sock: Py<PyAny>,
-    argument: Py<PyAny>,
+    event_loop: Owned<Loop>,
+    sock: Owned,
+    argument: Owned,
     kind: Kind,
     phase: Phase,
     /// The watched descriptor, -1 before the first attempt. If the socket is closed, another file may get the number.
     fd: RawFd,
     sent: usize,
     file: Option<FileSending>,
-    future: Option<Py<PyAny>>,
-    handle: Option<Py<PyAny>>,
+    future: Option<Owned>,
+    handle: Option<Owned>,
     outcome: Option<Outcome>,
 }
 
-/// The result: the value, or the exception.
-type Outcome = Result<Py<PyAny>, Py<PyBaseException>>;
-
-#[repr(C)]
-struct OperationObject {
-    head: Head,
-    operation: ManuallyDrop<Operation>,
+references! {
+    Operation {
+        keeps { event_loop, sock, argument }
+        takes { future, handle, outcome }
+    }
 }
 
-static mut CLASS: *mut ffi::PyTypeObject = ptr::null_mut();
+/// The result: the value, or the exception.
+type Outcome = Result<Owned, Owned<PyBaseException>>;
 
 /// Makes the awaitable, for a usual socket outside of debug mode. None otherwise: the caller then returns asyncio's own
 /// coroutine.
@@ -128,30 +126,20 @@ pub(crate) fn new<'py>(
     if gives_address && datagram::known_family(sock)?.is_none() {
         return Ok(None);
     }
-    // SAFETY: the GIL is held; every field is written before the object is tracked and can be seen.
-    unsafe {
-        let object = ffi::PyType_GenericAlloc(CLASS, 0);
-        if object.is_null() {
-            return Err(PyErr::fetch(py));
-        }
-        ffi::PyObject_GC_UnTrack(object.cast());
-        let this = object.cast::<OperationObject>();
-        (&raw mut (*this).operation).write(ManuallyDrop::new(Operation {
-            event_loop: event_loop.clone().unbind(),
-            sock: sock.clone().unbind(),
-            argument: argument.clone().unbind(),
-            kind,
-            phase: Phase::Created,
-            fd: -1,
-            sent: 0,
-            file: None,
-            future: None,
-            handle: None,
-            outcome: None,
-        }));
-        ffi::PyObject_GC_Track(object.cast());
-        Ok(Some(Bound::from_owned_ptr(py, object)))
-    }
+    let made = native_type::new(py, || Operation {
+        event_loop: event_loop.clone().into(),
+        sock: sock.clone().into(),
+        argument: argument.clone().into(),
+        kind,
+        phase: Phase::Created,
+        fd: -1,
+        sent: 0,
+        file: None,
+        future: None,
+        handle: None,
+        outcome: None,
+    })?;
+    Ok(Some(made))
 }
 
 /// Whether it is a `socket.socket` with its own methods, outside of debug mode.
@@ -190,11 +178,11 @@ pub(crate) fn send_file<'py>(
 /// The operation inside `object`.
 ///
 /// # Safety
-/// The GIL is held and `object` is a live `OperationObject`. The reference must not be held while Python code runs.
+/// The GIL is held and `object` is a live operation. The reference must not be held while Python code runs.
 unsafe fn operation<'a>(object: *mut ffi::PyObject) -> &'a mut Operation {
-    // SAFETY: `object` is a live `OperationObject`, which is the function's contract; its content is written before
-    // anybody sees it.
-    unsafe { &mut (*object.cast::<OperationObject>()).operation }
+    // SAFETY: `object` is a live operation, which is the function's contract; its content is written before anybody sees
+    // it.
+    unsafe { &mut *native_type::content(object) }
 }
 
 /// Starts the operation, or ends it after its future is done.
@@ -274,10 +262,10 @@ fn begin_waiting(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Bound<'
         // The fields were None before, and the former argument is dropped below: no Python code runs while the
         // reference is used.
         let operation = unsafe { operation(object) };
-        operation.future = Some(future.clone().unbind());
-        operation.handle = Some(handle.unbind());
+        operation.future = Some(future.clone().into());
+        operation.handle = Some(handle.into());
         operation.phase = Phase::Waiting;
-        argument.map(|view| std::mem::replace(&mut operation.argument, view.unbind()))
+        argument.map(|view| std::mem::replace(&mut operation.argument, view.into()))
     };
     drop(previous);
     future.setattr(intern!(py, "_asyncio_future_blocking"), true)?;
@@ -313,7 +301,10 @@ fn on_ready(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     }
     // This fails only if the loop is gone, and the watch with it.
     drop(stop_watching(py, object));
-    let outcome = outcome.map_err(|error| error.into_value(py));
+    let outcome = match outcome {
+        Ok(value) => Ok(value.into_bound(py).into()),
+        Err(error) => Err(error.into_value(py).into_bound(py).into()),
+    };
     // SAFETY: the GIL is held (`py`), and `object` is a live one of our type: only its slots and methods lead here. The
     // former outcome is dropped below, when the reference is gone.
     let previous = unsafe { operation(object).outcome.replace(outcome) };
