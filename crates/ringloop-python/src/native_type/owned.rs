@@ -6,6 +6,7 @@ use std::ffi::{c_int, c_void};
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ops::{ControlFlow, Deref};
+use std::os::fd::RawFd;
 use std::ptr;
 
 use pyo3::ffi;
@@ -176,6 +177,13 @@ impl<M: Member, N: Member> Member for Result<M, N> {
             Ok(value) => value.show(visitor),
             Err(error) => error.show(visitor),
         }
+    }
+}
+
+/// A watched descriptor beside the object that is told.
+impl<M: Member> Member for (M, RawFd) {
+    fn show(&self, visitor: Visitor) -> ControlFlow<c_int> {
+        self.0.show(visitor)
     }
 }
 

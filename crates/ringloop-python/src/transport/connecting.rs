@@ -9,7 +9,8 @@
 
 mod object;
 
-use std::mem::ManuallyDrop;
+use std::ffi::c_int;
+use std::ops::ControlFlow;
 use std::os::fd::RawFd;
 use std::ptr;
 
@@ -27,62 +28,68 @@ use crate::event_loop::Loop;
 use crate::fields::Fields;
 use crate::handle::{Call, Deadline};
 use crate::names::intern;
-use crate::native_type::{self, Head};
+use crate::native_type::{self, Member, Optional, Owned, Visitor, references};
 use crate::objects;
 use crate::originals::{Checked, is_function_of};
 use crate::scheduling;
 use crate::socket_object;
-use crate::support::{self, CloneRefOption};
+use crate::support;
 use crate::waiter::{self, Wanted};
 use crate::watching;
 
 pub(crate) use self::object::add_to;
 
 struct Connecting {
-    event_loop: Py<Loop>,
-    protocol_factory: Py<PyAny>,
-    host: Py<PyAny>,
-    port: Py<PyAny>,
+    event_loop: Owned<Loop>,
+    protocol_factory: Owned,
+    host: Owned,
+    port: Owned,
     address: Address,
     phase: Phase,
-    sock: Option<Py<PyAny>>,
+    sock: Option<Owned>,
     /// While the kernel connects: the handle of the watch, and the watched descriptor.
-    watch: Option<(Py<PyAny>, RawFd)>,
+    watch: Option<(Owned, RawFd)>,
     /// Why there is no connection.
-    failure: Option<Py<PyBaseException>>,
+    failure: Option<Owned<PyBaseException>>,
     /// From when it was begun until this object is over.
     made: Option<Made>,
     /// The future that the task waits for.
-    future: Option<Py<PyAny>>,
+    future: Option<Owned>,
+}
+
+references! {
+    Connecting {
+        keeps { event_loop, protocol_factory, host, port }
+        takes { sock, watch, failure, made, future }
+    }
 }
 
 struct Made {
-    transport: Py<PyAny>,
-    protocol: Py<PyAny>,
+    transport: Owned,
+    protocol: Owned,
 }
 
-#[repr(C)]
-struct ConnectingObject {
-    head: Head,
-    connecting: ManuallyDrop<Connecting>,
+impl Member for Made {
+    fn show(&self, visitor: Visitor) -> ControlFlow<c_int> {
+        self.transport.show(visitor)?;
+        self.protocol.show(visitor)
+    }
 }
-
-static mut CLASS: *mut ffi::PyTypeObject = ptr::null_mut();
 
 /// The object's content.
 ///
 /// # Safety
-/// The GIL is held and `object` is a live `ConnectingObject`. The reference must not be held while Python code runs.
+/// The GIL is held and `object` is a live `Connecting`. The reference must not be held while Python code runs.
 unsafe fn content<'a>(object: *mut ffi::PyObject) -> &'a mut Connecting {
-    // SAFETY: `object` is a live `ConnectingObject`, which is the function's contract; its content is written before
-    // anybody sees it.
-    unsafe { &mut (*object.cast::<ConnectingObject>()).connecting }
+    // SAFETY: `object` is a live `Connecting`, which is the function's contract; its content is written before anybody
+    // sees it.
+    unsafe { &mut *native_type::content(object) }
 }
 
 /// The address that was connected to, if `object` is an awaitable of this module.
 pub(super) fn address(object: &Bound<'_, PyAny>) -> Option<Address> {
-    // SAFETY: the GIL is held and the object is alive; the type is made when the module is imported.
-    unsafe { (ffi::Py_TYPE(object.as_ptr()) == CLASS).then(|| content(object.as_ptr()).address) }
+    // SAFETY: the GIL is held, and the object is a live one of our type.
+    native_type::is::<Connecting>(object).then(|| unsafe { content(object.as_ptr()).address })
 }
 
 /// Makes the awaitable of a connection. None if asyncio has to connect: the address is no literal, the loop is in debug
@@ -100,29 +107,20 @@ pub(crate) fn connect<'py>(
     if !is_served(event_loop)? {
         return Ok(None);
     }
-    // SAFETY: the GIL is held; the content is written before the object is tracked and can be seen.
-    unsafe {
-        let object = native_type::allocate(CLASS);
-        if object.is_null() {
-            return Err(PyErr::fetch(py));
-        }
-        let this = object.cast::<ConnectingObject>();
-        (&raw mut (*this).connecting).write(ManuallyDrop::new(Connecting {
-            event_loop: event_loop.clone().unbind(),
-            protocol_factory: protocol_factory.clone().unbind(),
-            host: host.clone().unbind(),
-            port: port.clone().unbind(),
-            address,
-            phase: Phase::Created,
-            sock: None,
-            watch: None,
-            failure: None,
-            made: None,
-            future: None,
-        }));
-        ffi::PyObject_GC_Track(object.cast());
-        Ok(Some(Bound::from_owned_ptr(py, object)))
-    }
+    let made = native_type::new(py, || Connecting {
+        event_loop: event_loop.clone().into(),
+        protocol_factory: protocol_factory.clone().into(),
+        host: host.clone().into(),
+        port: port.clone().into(),
+        address,
+        phase: Phase::Created,
+        sock: None,
+        watch: None,
+        failure: None,
+        made: None,
+        future: None,
+    })?;
+    Ok(Some(made))
 }
 
 // What asyncio calls, and this module doesn't
@@ -256,7 +254,7 @@ fn step(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
             unsafe {
                 let this = content(object);
                 this.phase = Phase::Waiting;
-                this.future = Some(future.clone().unbind());
+                this.future = Some(future.clone().into());
             }
             Ok(Step::Yield(future))
         }
@@ -296,7 +294,7 @@ fn begin(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
     let sock = socket_object::for_stream(py, address.family())?;
     // SAFETY: the GIL is held (`py`), and `object` is a live one of our type: only its slots and methods lead here. It
     // had no socket, so that nothing is dropped here.
-    unsafe { content(object).sock = Some(sock.clone().unbind()) };
+    unsafe { content(object).sock = Some(sock.clone().into()) };
     addresses::audit_connect(&sock, &address, &host, &port)?;
     let fd = socket_object::number(&sock)?;
     match addresses::connect(fd, &address) {
@@ -319,14 +317,14 @@ fn begin(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
             watching::insert(&event_loop, fd, &handle, true, Mode::Level)?;
             // SAFETY: the GIL is held (`py`), and `object` is a live one of our type: only its slots and methods lead
             // here. It had no watch, so that nothing is dropped here.
-            unsafe { content(object).watch = Some((handle.unbind(), fd)) };
+            unsafe { content(object).watch = Some((handle.into(), fd)) };
         }
         code => {
             if !matches!(code, 0 | libc::EISCONN) {
                 let error = failure(&sock, &address, &host, &port, code)?;
                 // SAFETY: the GIL is held (`py`), and `object` is a live one of our type: only its slots and methods
                 // lead here. It had no failure, so that nothing is dropped here.
-                unsafe { content(object).failure = Some(error) };
+                unsafe { content(object).failure = Some(error.into()) };
             }
             // asyncio waits for the kernel's report even if the outcome is known. Meanwhile a server of this loop accepts,
             // and a client that tries again and again lets others run. This timer is due in the next turn and runs where
@@ -377,7 +375,7 @@ fn begin_transport(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<
         (
             this.event_loop.clone_ref(py).into_bound(py),
             this.protocol_factory.clone_ref(py).into_bound(py),
-            this.sock.clone_ref_opt(py).map(|it| it.into_bound(py)),
+            this.sock.bound(py),
             Bound::from_borrowed_ptr(py, object),
         )
     };
@@ -403,8 +401,8 @@ fn begin_transport(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<
     // Nothing was made before, so that nothing is dropped here.
     unsafe {
         content(object).made = Some(Made {
-            transport: transport.into_any().unbind(),
-            protocol: protocol.unbind(),
+            transport: transport.into_any().into(),
+            protocol: protocol.into(),
         });
     }
     Ok(Step::Yield(future))
@@ -442,18 +440,13 @@ fn on_called(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     // Cloning references runs no Python code.
     let (phase, future, watched) = unsafe {
         let this = content(object);
-        (
-            this.phase,
-            this.future.clone_ref_opt(py),
-            this.watch.is_some(),
-        )
+        (this.phase, this.future.bound(py), this.watch.is_some())
     };
     let (Phase::Waiting, Some(future)) = (phase, future) else {
         return Ok(());
     };
-    let future = future.bind(py);
     if watched {
-        if support::ask(future, intern!(py, "done"))? {
+        if support::ask(&future, intern!(py, "done"))? {
             // Cancelled in this turn; the task is about to come and clean up.
             return Ok(());
         }
@@ -461,7 +454,7 @@ fn on_called(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
             Ok(true) => {}
             Ok(false) => return Ok(()),
             Err(error) => {
-                let error = error.into_value(py);
+                let error = error.into_value(py).into_bound(py).into();
                 // SAFETY: the GIL is held (`py`), and `object` is a live one of our type: only its slots and methods
                 // lead here. One that was watched had no failure yet, so that nothing is dropped here.
                 unsafe { content(object).failure = Some(error) };
@@ -470,8 +463,8 @@ fn on_called(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
         // This fails only if the loop is gone, and the watch with it.
         drop(stop_watching(py, object));
     }
-    if waiter::is_one(future) {
-        return waiter::wake(future);
+    if waiter::is_one(&future) {
+        return waiter::wake(&future);
     }
     support::python(py)?
         .getattr(intern!(py, "wake_waiter"))?
@@ -485,11 +478,11 @@ fn end_connecting(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<bool> 
     // Cloning references runs no Python code.
     let (sock, host, port, address) = unsafe {
         let this = content(object);
-        let Some(sock) = this.sock.clone_ref_opt(py) else {
+        let Some(sock) = this.sock.bound(py) else {
             return Ok(true);
         };
         (
-            sock.into_bound(py),
+            sock,
             this.host.clone_ref(py).into_bound(py),
             this.port.clone_ref(py).into_bound(py),
             this.address,
@@ -504,23 +497,25 @@ fn end_connecting(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<bool> 
         libc::EAGAIN | libc::EINPROGRESS | libc::EALREADY | libc::EINTR => Ok(false),
         code => {
             let error = failure(&sock, &address, &host, &port, code)?;
-            Err(PyErr::from_value(error.into_bound(py).into_any()))
+            Err(PyErr::from_value(error.into_any()))
         }
     }
 }
 
 /// The error of a connection that was refused.
-fn failure(
-    sock: &Bound<'_, PyAny>,
+fn failure<'py>(
+    sock: &Bound<'py, PyAny>,
     address: &Address,
-    host: &Bound<'_, PyAny>,
-    port: &Bound<'_, PyAny>,
+    host: &Bound<'py, PyAny>,
+    port: &Bound<'py, PyAny>,
     code: i32,
-) -> PyResult<Py<PyBaseException>> {
+) -> PyResult<Bound<'py, PyBaseException>> {
     let py = sock.py();
     let address = address.of_parts(host, port)?;
     let text = format!("Connect call failed {}", address.str()?.to_str()?);
-    Ok(objects::os_error(py, code, &text).into_value(py))
+    Ok(objects::os_error(py, code, &text)
+        .into_value(py)
+        .into_bound(py))
 }
 
 // The end
@@ -541,10 +536,10 @@ fn stop_watching(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
 
 /// The objects that it refers to until it is over.
 type Rest = (
-    Option<Py<PyAny>>,
-    Option<Py<PyBaseException>>,
+    Option<Owned>,
+    Option<Owned<PyBaseException>>,
     Option<Made>,
-    Option<Py<PyAny>>,
+    Option<Owned>,
 );
 
 /// It is over. The caller drops what is returned.

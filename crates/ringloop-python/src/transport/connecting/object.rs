@@ -2,23 +2,18 @@
 
 #![allow(unsafe_code)]
 
-use std::ffi::{c_int, c_void};
-use std::mem::ManuallyDrop;
-use std::ptr;
+use std::ffi::{CStr, c_void};
 
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-use super::{
-    _note_connecting_methods, CLASS, ConnectingObject, close, content, finish, give_up, on_called,
-    step,
-};
+use super::{_note_connecting_methods, Connecting, close, content, give_up, on_called, step};
 use crate::coroutine::{self, Coroutine, Phase, Step};
-use crate::native_type::{EndOfLife, NativeType, PendingException, method, slot, visit_all};
-use crate::support::{self, attached, guard};
+use crate::native_type::{self, Class, Native, References, Table, method, slot};
+use crate::support::{self, guard};
 
-impl Coroutine for ConnectingObject {
+impl Coroutine for Connecting {
     fn phase(object: *mut ffi::PyObject) -> Phase {
         // SAFETY: the trait's functions are called with the GIL and a live object of the type; the phase is copied.
         unsafe { content(object).phase }
@@ -70,95 +65,47 @@ unsafe extern "C" fn end_wait(
     })
 }
 
-unsafe extern "C" fn dealloc(object: *mut ffi::PyObject) {
-    // SAFETY: called by the interpreter, with the GIL, for an object whose count fell to zero. The pending exception,
-    // if any, is set aside: dropping may run Python code.
-    unsafe {
-        let Some(end) = EndOfLife::begin(object) else {
-            return;
+// SAFETY: the functions of the table are for objects of this type.
+unsafe impl Native for Connecting {
+    const NAME: &'static CStr = c"ringloop._core.Connecting";
+    const DOC: &'static CStr = c"The awaitable of a transport and its protocol that create_connection waits for; it acts like a coroutine.";
+    const SETS_EXCEPTION_ASIDE: bool = true;
+
+    #[inline]
+    fn class() -> &'static Class {
+        static CLASS: Class = Class::new();
+        &CLASS
+    }
+
+    fn table() -> Table {
+        let mut slots: Vec<_> = coroutine::slots::<Self>().into();
+        slots.extend([
+            slot(ffi::Py_tp_call, call as *mut c_void),
+            slot(ffi::Py_am_await, coroutine::am_await::<Self> as *mut c_void),
+        ]);
+        let mut methods = coroutine::methods::<Self>();
+        let doc = c"Does what calling the object does.";
+        methods.push(method(c"_end_wait", end_wait, doc));
+        Table {
+            slots,
+            methods,
+            ..Table::default()
+        }
+    }
+
+    unsafe fn clear(object: *mut ffi::PyObject) {
+        // SAFETY: the GIL is held, and `object` is alive and of our type, which is the function's contract.
+        let taken = unsafe {
+            let this = content(object);
+            this.phase = Phase::Finished;
+            this.take()
         };
-        let pending = PendingException::take();
-        attached(|_| ManuallyDrop::drop(&mut (*object.cast::<ConnectingObject>()).connecting));
-        pending.restore();
-        end.free(object);
+        drop(taken);
     }
-}
-
-unsafe extern "C" fn traverse(
-    object: *mut ffi::PyObject,
-    visit: ffi::visitproc,
-    argument: *mut c_void,
-) -> c_int {
-    // SAFETY: called by the collector for a tracked, hence fully made, object.
-    unsafe {
-        let this = content(object);
-        let pointer = |it: Option<&Py<PyAny>>| it.map_or(ptr::null_mut(), Py::as_ptr);
-        let members = [
-            this.event_loop.as_ptr(),
-            this.protocol_factory.as_ptr(),
-            this.host.as_ptr(),
-            this.port.as_ptr(),
-            pointer(this.sock.as_ref()),
-            pointer(this.watch.as_ref().map(|(handle, _)| handle)),
-            this.failure.as_ref().map_or(ptr::null_mut(), Py::as_ptr),
-            pointer(this.made.as_ref().map(|made| &made.transport)),
-            pointer(this.made.as_ref().map(|made| &made.protocol)),
-            pointer(this.future.as_ref()),
-            ffi::Py_TYPE(object).cast(),
-        ];
-        visit_all(members, visit, argument)
-    }
-}
-
-unsafe extern "C" fn clear(object: *mut ffi::PyObject) -> c_int {
-    // SAFETY: called by the collector, with the GIL, for an unreachable object.
-    unsafe {
-        attached(|_| {
-            let watch = content(object).watch.take();
-            drop((watch, finish(object)));
-        });
-    }
-    0
 }
 
 /// Makes the type.
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    let class = NativeType {
-        name: c"ringloop._core.Connecting",
-        doc: c"The awaitable of a transport and its protocol that create_connection waits for; it acts like a coroutine.",
-        size: size_of::<ConnectingObject>(),
-        slots: [
-            slot(ffi::Py_tp_dealloc, dealloc as *mut c_void),
-            slot(ffi::Py_tp_traverse, traverse as *mut c_void),
-            slot(ffi::Py_tp_clear, clear as *mut c_void),
-            slot(ffi::Py_tp_call, call as *mut c_void),
-            slot(
-                ffi::Py_am_await,
-                coroutine::am_await::<ConnectingObject> as *mut c_void,
-            ),
-        ]
-        .into_iter()
-        .chain(coroutine::slots::<ConnectingObject>())
-        .collect(),
-        methods: coroutine::methods::<ConnectingObject>()
-            .into_iter()
-            .chain([method(
-                c"_end_wait",
-                end_wait,
-                c"Does what calling the object does.",
-            )])
-            .collect(),
-        attributes: Vec::new(),
-        vectorcall_offset: None,
-    }
-    .make(module.py())?;
-    // SAFETY: the module is initialised once, with the GIL, before any object is made; the type lives for ever.
-    unsafe {
-        CLASS = class;
-        module.add(
-            "Connecting",
-            Bound::from_borrowed_ptr(module.py(), class.cast()),
-        )?;
-    }
+    native_type::add_to::<Connecting>(module)?;
     module.add_function(wrap_pyfunction!(_note_connecting_methods, module)?)
 }
