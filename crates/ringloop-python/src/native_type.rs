@@ -21,7 +21,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 
-pub(crate) use self::end_of_life::EndOfLife;
+use self::end_of_life::EndOfLife;
 
 pub(crate) use self::owned::{Member, Optional, Owned, References, Visitor, references};
 
@@ -80,10 +80,10 @@ pub(crate) unsafe trait Native: References + Sized + 'static {
 
 /// The beginning of every native object.
 #[repr(C)]
-pub(crate) struct Head {
+struct Head {
     ob_base: ffi::PyObject,
     /// The interpreter's list of weak references; null at first. In a dead object, a link to another one.
-    pub(crate) weak_references: *mut ffi::PyObject,
+    weak_references: *mut ffi::PyObject,
 }
 
 #[repr(C)]
@@ -164,7 +164,7 @@ pub(crate) unsafe fn new_untracked<T: Native>(
     // SAFETY: the GIL is held, and the type is made, which is the function's contract. A block has room for an
     // `Object<T>`, nobody else knows of it, and all of the object is written before somebody does.
     unsafe {
-        let object = block::<T>()?;
+        let object = allocate::<T>()?;
         (*object.cast::<Head>().as_ptr()).weak_references = ptr::null_mut();
         content::<T>(object.as_ptr()).write(make());
         Some(object)
@@ -176,7 +176,7 @@ pub(crate) unsafe fn new_untracked<T: Native>(
 /// # Safety
 /// As for `new_untracked`.
 #[inline]
-unsafe fn block<T: Native>() -> Option<NonNull<ffi::PyObject>> {
+unsafe fn allocate<T: Native>() -> Option<NonNull<ffi::PyObject>> {
     const { assert!(align_of::<Object<T>>() <= HEADER_SIZE) };
     let class = T::class();
     // SAFETY: the GIL is held, and the type is complete, which is the function's contract. The GIL guards the list of
@@ -229,7 +229,7 @@ unsafe fn allocate_by_interpreter(class: *mut ffi::PyTypeObject) -> Option<NonNu
 /// The GIL is held; the object is untracked, nothing is left of its content, and nobody refers to it. The reference to
 /// its type stays.
 #[inline]
-pub(crate) unsafe fn free(object: *mut ffi::PyObject) {
+unsafe fn free(object: *mut ffi::PyObject) {
     // SAFETY: the GIL is held, and nobody uses the object, which `allocate` gave; that is the function's contract.
     // `IS_HEADER_KNOWN` doesn't change once objects are made, so the memory goes back to where it came from.
     unsafe {
@@ -592,132 +592,4 @@ fn size_of_object(object: &Bound<'_, PyAny>) -> PyResult<usize> {
         .import("sys")?
         .call_method1("getsizeof", (object,))?
         .extract()
-}
-
-/// The description of a type.
-pub(crate) struct NativeType {
-    pub(crate) name: &'static CStr,
-    pub(crate) doc: &'static CStr,
-    /// The size of an object, which begins with a `Head`.
-    pub(crate) size: usize,
-    /// Slot functions besides documentation, methods and attributes; deallocation and traversal among them.
-    pub(crate) slots: Vec<ffi::PyType_Slot>,
-    pub(crate) methods: Vec<ffi::PyMethodDef>,
-    pub(crate) attributes: Vec<ffi::PyGetSetDef>,
-    /// Where an object has its function for vectorcalls (PEP 590), if it can be called.
-    pub(crate) vectorcall_offset: Option<usize>,
-}
-
-impl NativeType {
-    /// Makes the type object. Its tables are leaked: the type refers to them for the life of the process.
-    pub(crate) fn make(mut self, py: Python<'_>) -> PyResult<*mut ffi::PyTypeObject> {
-        self.methods.push(ffi::PyMethodDef::zeroed());
-        self.attributes.push(ffi::PyGetSetDef {
-            name: ptr::null(),
-            get: None,
-            set: None,
-            doc: ptr::null(),
-            closure: ptr::null_mut(),
-        });
-        let offset = |name: &'static CStr, offset: usize| ffi::PyMemberDef {
-            name: name.as_ptr(),
-            type_code: ffi::Py_T_PYSSIZET,
-            offset: offset as ffi::Py_ssize_t,
-            flags: ffi::Py_READONLY,
-            doc: ptr::null(),
-        };
-        let mut flags = ffi::Py_TPFLAGS_DEFAULT
-            | ffi::Py_TPFLAGS_HAVE_GC
-            | ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION
-            | ffi::Py_TPFLAGS_IMMUTABLETYPE;
-        let weak_references = offset_of!(Head, weak_references);
-        let mut members = vec![offset(c"__weaklistoffset__", weak_references)];
-        if let Some(vectorcall) = self.vectorcall_offset {
-            flags |= ffi::Py_TPFLAGS_HAVE_VECTORCALL;
-            members.push(offset(c"__vectorcalloffset__", vectorcall));
-            let call = ffi::PyVectorcall_Call as *mut c_void;
-            self.slots.push(slot(ffi::Py_tp_call, call));
-        }
-        members.push(ffi::PyMemberDef {
-            name: ptr::null(),
-            type_code: 0,
-            offset: 0,
-            flags: 0,
-            doc: ptr::null(),
-        });
-        self.slots.extend([
-            slot(ffi::Py_tp_doc, self.doc.as_ptr() as *mut c_void),
-            slot(ffi::Py_tp_methods, self.methods.leak().as_mut_ptr().cast()),
-            slot(
-                ffi::Py_tp_getset,
-                self.attributes.leak().as_mut_ptr().cast(),
-            ),
-            slot(ffi::Py_tp_members, members.leak().as_mut_ptr().cast()),
-            slot(0, ptr::null_mut()),
-        ]);
-        let mut spec = ffi::PyType_Spec {
-            name: self.name.as_ptr(),
-            basicsize: self.size as c_int,
-            itemsize: 0,
-            flags: flags as _,
-            slots: self.slots.leak().as_mut_ptr(),
-        };
-        // SAFETY: the GIL is held (`py`), and spec and tables are complete and live for ever.
-        let class = unsafe { ffi::PyType_FromSpec(&raw mut spec) };
-        if class.is_null() {
-            return Err(PyErr::fetch(py));
-        }
-        Ok(class.cast())
-    }
-}
-
-/// Shows what an object refers to to the collector, for its `tp_traverse`. What is null is passed over.
-///
-/// # Safety
-/// `visit` and `argument` are the collector's, and the objects live.
-pub(crate) unsafe fn visit_all(
-    members: impl IntoIterator<Item = *mut ffi::PyObject>,
-    visit: ffi::visitproc,
-    argument: *mut c_void,
-) -> c_int {
-    for member in members {
-        if !member.is_null() {
-            // SAFETY: `visit` and `argument` are the collector's, and the objects live, which is the function's
-            // contract; this one is not null.
-            let status = unsafe { visit(member, argument) };
-            if status != 0 {
-                return status;
-            }
-        }
-    }
-    0
-}
-
-/// A new, untracked object of zeros; null with `MemoryError` set.
-///
-/// The collector doesn't count it. It starts a collection when a certain number of objects more were made than
-/// freed, and objects that are tracked late or never would have it look again and again at nothing.
-///
-/// # Safety
-/// The GIL is held, and the type was made by `NativeType::make`.
-#[inline]
-pub(crate) unsafe fn allocate(class: *mut ffi::PyTypeObject) -> *mut ffi::PyObject {
-    // SAFETY: the GIL is held, and `class` is a complete type of ours, which is the function's contract. The block has
-    // room for the header and the object.
-    unsafe {
-        if !IS_HEADER_KNOWN.load(Relaxed) {
-            let object = ffi::PyType_GenericAlloc(class, 0);
-            if !object.is_null() {
-                ffi::PyObject_GC_UnTrack(object.cast());
-            }
-            return object;
-        }
-        let size = HEADER_SIZE + (*class).tp_basicsize as usize;
-        let block = ffi::PyObject_Malloc(size).cast::<u8>();
-        if block.is_null() {
-            return ffi::PyErr_NoMemory();
-        }
-        block.write_bytes(0, size);
-        ffi::PyObject_Init(block.add(HEADER_SIZE).cast(), class)
-    }
 }

@@ -26,7 +26,7 @@ thread_local! {
 }
 
 /// A guard around the body of a type's `tp_dealloc`, which drops what the object refers to and frees its memory.
-pub(crate) struct EndOfLife {
+pub(super) struct EndOfLife {
     is_nested: bool,
 }
 
@@ -37,7 +37,7 @@ impl EndOfLife {
     /// # Safety
     /// Called by the interpreter, with the GIL, for an object of one of our types whose count fell to zero.
     #[inline]
-    pub(crate) unsafe fn begin(object: *mut ffi::PyObject) -> Option<Self> {
+    pub(super) unsafe fn begin(object: *mut ffi::PyObject) -> Option<Self> {
         // SAFETY: the GIL is held, and `object` is of one of our types, which begin with a `Head`, and its count fell
         // to zero; that is the function's contract. The GIL guards `ENDING`: whoever set it clears it, whichever
         // threads run meanwhile.
@@ -55,26 +55,10 @@ impl EndOfLife {
         }
     }
 
-    /// Frees the memory that `allocate` gave, which is the last that there is to do.
-    ///
-    /// # Safety
-    /// The GIL is held; nothing that the object referred to is left, besides its type.
-    #[inline]
-    pub(crate) unsafe fn free(self, object: *mut ffi::PyObject) {
-        // SAFETY: the GIL is held, and nothing is left of the object besides its memory and type, which is the
-        // function's contract; `begin` has untracked it. The reference to the type was the object's.
-        unsafe {
-            let class = ffi::Py_TYPE(object);
-            super::free(object);
-            ffi::Py_DECREF(class.cast());
-            self.finish();
-        }
-    }
-
     /// # Safety
     /// The GIL is held, and the object's memory is free.
     #[inline]
-    pub(crate) unsafe fn finish(self) {
+    pub(super) unsafe fn finish(self) {
         // SAFETY: the GIL is held, which is the function's contract. It guards `ENDING`. What `begin` has noted is
         // taken back once, as `self` is used up.
         unsafe {
