@@ -481,10 +481,14 @@ fn run(task: Runnable) -> bool {
     unsafe { task.run() }
 }
 
-/// Ends a task; see [`run`] for why this is safe.
+/// Ends a task.
+///
+/// This is safe because there are two kinds of callers. The task's runtime calls it in its own thread, when it polls no
+/// task. And [`Orphan`](crate::shared::Orphan) calls it in any thread, for a task that no runtime has adopted, hence never
+/// polled: until it is polled, the future of such a task holds only what any thread may drop, as
+/// [`Handle::spawn_with`](crate::Handle::spawn_with) makes it.
 pub(crate) fn end(task: &Runnable) {
-    // SAFETY: the task's runtime calls this in its own thread, and one that ends polls no task. Or no runtime has
-    // adopted the task: then nobody polls it, and its future, which was never polled, holds only what any thread may
-    // drop.
+    // SAFETY: the caller is the task's runtime in its own thread, which polls no task meanwhile. Or no runtime has
+    // adopted the task: then nobody polls it, and this thread may drop its future.
     unsafe { task.end() }
 }

@@ -25,6 +25,7 @@ pub(crate) enum Message {
 pub(crate) struct Orphan(Option<Runnable>);
 
 impl Orphan {
+    /// The task was never polled, and its future holds only what any thread may drop.
     pub(crate) fn new(task: Runnable) -> Self {
         Self(Some(task))
     }
