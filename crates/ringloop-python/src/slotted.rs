@@ -25,8 +25,12 @@ struct Slotted {
     is_changed: bool,
 }
 
+/// How many classes are derived from `Slotted`. Each lookup of an attribute compares with all of them.
+const CLASS_COUNT: usize = 3;
+
 /// The classes that `register` was given.
-static CLASSES: [AtomicPtr<ffi::PyTypeObject>; 3] = [const { AtomicPtr::new(ptr::null_mut()) }; 3];
+static CLASSES: [AtomicPtr<ffi::PyTypeObject>; CLASS_COUNT] =
+    [const { AtomicPtr::new(ptr::null_mut()) }; CLASS_COUNT];
 
 /// The head of `PyMemberDescrObject` (Include/cpython/descrobject.h), which no version has changed from Python 3.11 to
 /// 3.15.
@@ -48,10 +52,9 @@ unsafe extern "C" {
     ) -> *mut ffi::PyObject;
 }
 
-/// Makes a class known that is derived from `Slotted`.
-pub(crate) fn register(class: &Bound<'_, PyType>) {
-    let free = CLASSES.iter().find(|it| it.load(Relaxed).is_null());
-    if let Some(place) = free {
+/// Makes the classes known that are derived from `Slotted`: all of them, in one call.
+pub(crate) fn register(classes: [&Bound<'_, PyType>; CLASS_COUNT]) {
+    for (place, class) in CLASSES.iter().zip(classes) {
         place.store(class.as_type_ptr(), Relaxed);
     }
 }

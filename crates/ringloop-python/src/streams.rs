@@ -1088,8 +1088,8 @@ fn _add_stream_methods(
         for attribute in attributes {
             attribute.find_slot(class)?;
         }
-        slotted::register(class);
     }
+    slotted::register(slots.map(|(class, _)| class));
     stream_reader::set_classes(reader, &server_reader, &server_protocol)?;
     waiter::set_done(py, done);
     for is_reader in [true, false] {
