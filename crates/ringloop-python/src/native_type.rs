@@ -435,11 +435,19 @@ pub(crate) const fn method_with_arguments(
 }
 
 /// Gives a method to a class that was made in Python.
-pub(crate) fn add_method(class: &Bound<'_, PyType>, definition: ffi::PyMethodDef) -> PyResult<()> {
+///
+/// # Safety
+/// The interpreter may call the definition's function, as its flags say, for each object of the class. Its name and
+/// documentation live for ever.
+pub(crate) unsafe fn add_method(
+    class: &Bound<'_, PyType>,
+    definition: ffi::PyMethodDef,
+) -> PyResult<()> {
     let py = class.py();
     let name = definition.ml_name;
     let definition = Box::leak(Box::new(definition));
-    // SAFETY: the GIL is held; the definition lives for ever, and so does its name.
+    // SAFETY: the GIL is held (`py`). The definition lives for ever, and so does its name, which is the function's
+    // contract, as is what its function takes.
     unsafe {
         let method = ffi::PyDescr_NewMethod(class.as_ptr().cast(), definition);
         let method = Bound::from_owned_ptr_or_err(py, method)?;

@@ -409,30 +409,33 @@ unsafe extern "C" fn method_write(
 /// Gives these classes, which derive from asyncio's transports, their methods. To be called once.
 #[pyfunction]
 fn _add_pipe_methods(reader: &Bound<'_, PyType>, writer: &Bound<'_, PyType>) -> PyResult<()> {
-    add_method(
-        reader,
-        method(
-            c"_read_ready",
-            method_read_ready,
-            c"_read_ready($self)\n--\n\nRead once, because the file is ready.",
-        ),
-    )?;
-    add_method(
-        writer,
-        method(
-            c"_write_ready",
-            method_write_ready,
-            c"_write_ready($self)\n--\n\nWrite what waits, because the file has room.",
-        ),
-    )?;
-    add_method(
-        writer,
-        method_with_arguments(
-            c"write",
-            method_write,
-            c"write($self, data)\n--\n\nSee asyncio.WriteTransport.write.",
-        ),
-    )
+    // SAFETY: each function takes the objects of its class, as its flags say.
+    unsafe {
+        add_method(
+            reader,
+            method(
+                c"_read_ready",
+                method_read_ready,
+                c"_read_ready($self)\n--\n\nRead once, because the file is ready.",
+            ),
+        )?;
+        add_method(
+            writer,
+            method(
+                c"_write_ready",
+                method_write_ready,
+                c"_write_ready($self)\n--\n\nWrite what waits, because the file has room.",
+            ),
+        )?;
+        add_method(
+            writer,
+            method_with_arguments(
+                c"write",
+                method_write,
+                c"write($self, data)\n--\n\nSee asyncio.WriteTransport.write.",
+            ),
+        )
+    }
 }
 
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {

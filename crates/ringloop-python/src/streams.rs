@@ -1140,7 +1140,8 @@ fn _add_stream_methods(
         ),
     ];
     for (class, name, function, doc) in methods {
-        add_method(class, method_with_arguments(name, function, doc))?;
+        // SAFETY: each function takes the objects of its class, by METH_FASTCALL | METH_KEYWORDS.
+        unsafe { add_method(class, method_with_arguments(name, function, doc))? };
     }
     Ok(())
 }

@@ -55,8 +55,10 @@ impl EndOfLife {
         }
     }
 
+    /// Ends the objects that had to wait, if this was the outermost of those that are ending.
+    ///
     /// # Safety
-    /// The GIL is held, and the object's memory is free.
+    /// The GIL is held, and the object's memory is free, or kept for another one.
     #[inline]
     pub(super) unsafe fn finish(self) {
         // SAFETY: the GIL is held, which is the function's contract. It guards `ENDING`. What `begin` has noted is
@@ -87,8 +89,10 @@ unsafe fn begin_nested(object: *mut ffi::PyObject) -> bool {
     false
 }
 
+/// Ends the objects that wait, if this one was the first of those that are counted.
+///
 /// # Safety
-/// After `begin_nested` was true.
+/// The GIL is held, and `begin_nested` was true in this thread, for an object that has ended.
 #[inline(never)]
 unsafe fn end_nested() {
     let nested = NESTED.get();
