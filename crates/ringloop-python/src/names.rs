@@ -84,6 +84,15 @@ pub(crate) fn get(py: Python<'_>, index: usize) -> &Bound<'_, PyString> {
     objects[index].bind(py)
 }
 
+/// The names at these places.
+#[inline]
+pub(crate) fn all<const N: usize>(
+    py: Python<'_>,
+    indices: [usize; N],
+) -> [&Bound<'_, PyString>; N] {
+    indices.map(|index| get(py, index))
+}
+
 /// The interned string of a name of the list.
 macro_rules! intern {
     ($py:expr, $name:literal) => {

@@ -42,22 +42,37 @@ impl Checked {
     pub(crate) fn find(
         &self,
         class: &Bound<'_, PyType>,
-        look: impl FnOnce() -> PyResult<bool>,
+        look: impl FnMut() -> PyResult<bool>,
     ) -> PyResult<bool> {
-        let version = u64::from(version_of(class));
+        let version = version_of(class);
         let state = self.state.load(Relaxed);
-        if version != 0 && version == state >> 1 {
+        if version != 0 && u64::from(version) == state >> 1 {
             return Ok(state & 1 == 1);
         }
-        let found = look()?;
-        self.note(class, found);
-        Ok(found)
+        self.look(class, version, look)
     }
 
-    /// Remembers what was found; after the lookups, which give the class a version.
-    pub(crate) fn note(&self, class: &Bound<'_, PyType>, found: bool) {
-        let version = u64::from(version_of(class));
-        self.state.store(version << 1 | u64::from(found), Relaxed);
+    /// Looks, and remembers what was found in a version of the class. The lookups give the class one, if it has none.
+    /// They may run Python code, which may change the class meanwhile.
+    #[cold]
+    fn look(
+        &self,
+        class: &Bound<'_, PyType>,
+        mut version: u32,
+        mut look: impl FnMut() -> PyResult<bool>,
+    ) -> PyResult<bool> {
+        let mut found = look()?;
+        if version == 0 {
+            version = version_of(class);
+            if version != 0 {
+                found = look()?;
+            }
+        }
+        if version != 0 && version == version_of(class) {
+            let state = u64::from(version) << 1 | u64::from(found);
+            self.state.store(state, Relaxed);
+        }
+        Ok(found)
     }
 }
 

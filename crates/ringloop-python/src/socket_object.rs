@@ -40,7 +40,7 @@ static CLASS: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
 /// The interpreter's `socket.socket`, which nearly all sockets are of, and which is derived from `CLASS`. Null while nobody
 /// has seen it with its own methods.
 static USUAL: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
-/// Whether it has its own methods.
+/// Whether it has its own methods; while it is not known, whether the last class that was asked about has.
 static CHECKED: Checked = Checked::new();
 /// The methods and attributes of `_socket.socket` that native code takes the place of.
 const METHODS: [&str; 17] = [
@@ -197,16 +197,15 @@ pub(crate) fn is_usual(sock: &Bound<'_, PyAny>) -> PyResult<bool> {
 /// The same of sockets of a class.
 pub(crate) fn is_usual_class(class: &Bound<'_, PyType>) -> PyResult<bool> {
     let usual = USUAL.load(Relaxed);
-    if class.as_type_ptr() == usual {
-        return CHECKED.find(class, || is_as_made(class));
+    if !usual.is_null() && class.as_type_ptr() != usual {
+        return Ok(false);
     }
-    if usual.is_null() && is_as_made(class)? {
+    let is_usual = CHECKED.find(class, || is_as_made(class))?;
+    if is_usual && usual.is_null() {
         // It lives for ever from here on, so that no other type ever has its address.
         USUAL.store(class.clone().into_ptr().cast(), Relaxed);
-        CHECKED.note(class, true);
-        return Ok(true);
     }
-    Ok(false)
+    Ok(is_usual)
 }
 
 /// Whether a class is what the module `socket` makes of `_socket.socket`. Its name doesn't matter, and nor does whether

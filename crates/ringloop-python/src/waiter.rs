@@ -17,7 +17,6 @@
 
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::offset_of;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
@@ -29,12 +28,13 @@ use crate::coroutine;
 use crate::event_loop::Loop;
 use crate::fields::Fields;
 use crate::handle::Call;
-use crate::names::intern;
+use crate::names::{self, intern};
 use crate::native_type::{
     self, Class, Native, Optional, Owned, References, Table, attribute, content, method,
     references, slot,
 };
 use crate::objects::{self, New};
+use crate::originals::Checked;
 use crate::scheduling::schedule_soon;
 use crate::support::{self, guard};
 
@@ -144,39 +144,26 @@ references! {
     }
 }
 
-/// The class of the last loop that was asked about, by its address and its version, and in the lowest bit of the second
-/// whether its `create_future` and `call_soon` are ours. The GIL guards both.
-static LOOP_CLASS: AtomicUsize = AtomicUsize::new(0);
-static LOOP_VERSION: AtomicU64 = AtomicU64::new(0);
+/// The methods of a loop that a future calls.
+const METHODS: [usize; 2] = [names::index("create_future"), names::index("call_soon")];
+
+/// Whether those of the class of the last loop that was asked about are ours.
+static CHECKED: Checked = Checked::new();
 
 /// Whether the methods of a loop's class that a future calls are ours.
 #[inline]
 fn has_own_methods(event_loop: &Bound<'_, PyAny>) -> PyResult<bool> {
     let class = event_loop.get_type();
-    // SAFETY: the GIL is held and the class is alive.
-    let version = u64::from(unsafe { (*class.as_type_ptr()).tp_version_tag });
-    let checked = LOOP_VERSION.load(Relaxed);
-    if version != 0
-        && checked >> 1 == version
-        && LOOP_CLASS.load(Relaxed) == class.as_ptr() as usize
-    {
-        return Ok(checked & 1 == 1);
-    }
-    compare_methods(&class)
+    CHECKED.find(&class, || compare_methods(&class))
 }
 
-#[cold]
 fn compare_methods(class: &Bound<'_, PyType>) -> PyResult<bool> {
     let py = class.py();
     let own = py.get_type::<Loop>();
     let mut same = class.is_subclass(&own)?;
-    for name in [intern!(py, "create_future"), intern!(py, "call_soon")] {
+    for name in names::all(py, METHODS) {
         same = same && class.getattr(name)?.is(&own.getattr(name)?);
     }
-    // SAFETY: the GIL is held (`py`), and `class` keeps the class alive.
-    let version = u64::from(unsafe { (*class.as_type_ptr()).tp_version_tag });
-    LOOP_CLASS.store(class.as_ptr() as usize, Relaxed);
-    LOOP_VERSION.store(version << 1 | u64::from(same), Relaxed);
     Ok(same)
 }
 
@@ -219,8 +206,7 @@ pub(crate) fn is_plain(event_loop: &Bound<'_, PyAny>) -> PyResult<bool> {
     {
         return Ok(false);
     }
-    let names = [intern!(py, "create_future"), intern!(py, "call_soon")];
-    Ok(!Fields::of(event_loop).has_any(&names)?)
+    Ok(!Fields::of(event_loop).has_any(&names::all(py, METHODS))?)
 }
 
 /// A new waiter for a read that is about to wait. None where only the loop's `create_future` will do, as `is_plain` says.

@@ -27,7 +27,7 @@ use crate::coroutine::{self, Phase, Step};
 use crate::event_loop::Loop;
 use crate::fields::Fields;
 use crate::handle::{Call, Deadline};
-use crate::names::intern;
+use crate::names::{self, intern};
 use crate::native_type::{self, Member, Optional, Owned, Visitor, references};
 use crate::objects;
 use crate::originals::{Checked, is_function_of};
@@ -126,13 +126,13 @@ pub(crate) fn connect<'py>(
 // What asyncio calls, and this module doesn't
 
 /// The methods of a loop that asyncio calls while it connects, and that this module calls by no name.
-const METHODS: [&str; 6] = [
-    "_connect_sock",
-    "_create_connection_transport",
-    "_ensure_fd_no_transport",
-    "_ensure_resolved",
-    "_make_socket_transport",
-    "sock_connect",
+const METHODS: [usize; 6] = [
+    names::index("_connect_sock"),
+    names::index("_create_connection_transport"),
+    names::index("_ensure_fd_no_transport"),
+    names::index("_ensure_resolved"),
+    names::index("_make_socket_transport"),
+    names::index("sock_connect"),
 ];
 
 /// Where they are defined, unless they are native.
@@ -172,9 +172,9 @@ fn _note_connecting_methods(class: &Bound<'_, PyType>) -> PyResult<()> {
 }
 
 fn find_methods(class: &Bound<'_, PyType>) -> PyResult<Vec<Py<PyAny>>> {
-    let names = METHODS.iter();
+    let names = names::all(class.py(), METHODS).into_iter();
     names
-        .map(|name| Ok(class.getattr(objects::New(*name))?.unbind()))
+        .map(|name| Ok(class.getattr(name)?.unbind()))
         .collect()
 }
 
@@ -183,15 +183,7 @@ fn is_served(event_loop: &Bound<'_, Loop>) -> PyResult<bool> {
     if event_loop.get().is_debug() || !has_originals(event_loop)? || !has_usual_sockets(py)? {
         return Ok(false);
     }
-    let replaced = Fields::of(event_loop.as_any()).has_any(&[
-        intern!(py, "_connect_sock"),
-        intern!(py, "_create_connection_transport"),
-        intern!(py, "_ensure_fd_no_transport"),
-        intern!(py, "_ensure_resolved"),
-        intern!(py, "_make_socket_transport"),
-        intern!(py, "sock_connect"),
-    ])?;
-    Ok(!replaced)
+    Ok(!Fields::of(event_loop.as_any()).has_any(&names::all(py, METHODS))?)
 }
 
 fn has_originals(event_loop: &Bound<'_, Loop>) -> PyResult<bool> {
