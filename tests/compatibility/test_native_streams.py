@@ -1423,3 +1423,45 @@ def test_a_server_s_protocol_has_asyncio_s_name_in_reports(loop):
     assert "ServerProtocol" not in repr(handle) + repr(protocol)
     assert "StreamReaderProtocol.connection_made(" in repr(handle)
     handle.cancel()
+
+
+def test_a_class_of_loops_that_changes_while_it_is_looked_at_is_looked_at_again(loop):
+    made = []
+    changes = ["create_future"]
+
+    def create_future(self):
+        made.append(self)
+        return asyncio.Future(loop=self)
+
+    class Changing(type):
+        def __getattribute__(cls, name):
+            # `create_future` has been looked at by now.
+            if name == "call_soon" and changes:
+                type.__setattr__(cls, changes.pop(), create_future)
+            return super().__getattribute__(name)
+
+    class Loop(type(loop), metaclass=Changing):
+        pass
+
+    loop.__class__ = Loop
+
+    async def read():
+        near, far = socket.socketpair()
+        with far:
+            reader, writer = await asyncio.open_connection(sock=near)
+            del made[:]
+            task = asyncio.ensure_future(reader.read(10))
+            await turns(2)
+            count = len(made)
+            far.send(b"x")
+            assert await task == b"x"
+            writer.close()
+            await writer.wait_closed()
+        return count
+
+    async def main():
+        await read()
+        assert not changes
+        return await read()
+
+    assert loop.run_until_complete(main()) == 1

@@ -123,9 +123,8 @@ unsafe extern "C" fn get_args(object: *mut ffi::PyObject, _: *mut c_void) -> *mu
             none_if_null((&(*this).arguments)[0].as_ptr_or_null())
         } else {
             let count = (*this).argument_count as usize;
-            let all = (&(*this).arguments)
-                .each_ref()
-                .map(Optional::as_ptr_or_null);
+            let arguments = &(*this).arguments;
+            let all = arguments.each_ref().map(Optional::as_ptr_or_null);
             objects::tuple_from_borrowed(&all[..count])
         }
     }
