@@ -6,7 +6,7 @@ Two ways to run a program on it:
     asyncio.run(main(), loop_factory=ringloop.new_event_loop)       # Python 3.12 and later
 
 `ringloop.serve("module:app")` serves an ASGI application; see `ringloop.http`. `ringloop.open(...)` opens files that do
-not block the loop; see `ringloop.files`.
+not block the loop; see `ringloop.files`. `ringloop.watch(loop)` logs the stack of what does block it.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ Loop = EventLoop
 if TYPE_CHECKING:
     from ._policy import EventLoopPolicy as EventLoopPolicy
     from ._policy import install as install
+    from ._watchdog import Watchdog as Watchdog
+    from ._watchdog import watch as watch
     from .files import open as open
     from .http import run as serve  # noqa: F401
 
@@ -55,6 +57,8 @@ def __getattr__(name: str) -> Any:
     if name in ("files", "open"):
         files = importlib.import_module(f"{__name__}.files")
         return files if name == "files" else files.open
+    if name in ("watch", "Watchdog"):
+        return getattr(importlib.import_module(f"{__name__}._watchdog"), name)
     # Not `from . import`, which would ask here for the module.
     from ._policy import find
 

@@ -242,8 +242,8 @@ class EventLoop(_Native, asyncio.SelectorEventLoop):
         and wakes are counted up to the beginning of the wait; times are always up to now. With `reset_slowest`, the slowest
         callback is forgotten after it was read: the next snapshot has the slowest one since.
         """
-        counts, seconds, slowest, kernel = self._metrics(reset_slowest=reset_slowest)
-        return Metrics(self.backend, *counts, *seconds, *slowest, *kernel)
+        counts, seconds, slowest, kernel, stalls = self._metrics(reset_slowest=reset_slowest)
+        return Metrics(self.backend, *counts, *seconds, *slowest, *kernel, *stalls)
 
     async def getaddrinfo(
         self,

@@ -57,6 +57,8 @@ class Metrics(NamedTuple):
     """The waits that began with polling."""
     polled_hits: int
     """The polled waits in which something came, so the loop didn't sleep."""
+    stalls: int
+    """Callbacks that have held the loop longer than the threshold of `ringloop.watch`; 0 if nobody watches."""
 
 
 def describe(subject: object) -> str:

@@ -225,6 +225,18 @@ def test_the_command_that_replaces_uvicorns(arm, tmp_path):
         assert program.get_again("/")[2] == b"hello"
 
 
+def test_who_holds_the_loop(loop):
+    ran = []
+
+    async def work():
+        ran.append(loop.metrics())
+
+    given = {"asyncio": asyncio, "ringloop": ringloop, "work": work}
+    exec(code_of("troubleshooting.md", "who holds the loop"), given)
+    loop.run_until_complete(given["main"]())
+    assert len(ran) == 1
+
+
 def series(text):
     """Return the names in a page of metrics, each with the names of its labels."""
     parser = pytest.importorskip("prometheus_client.parser")

@@ -23,7 +23,7 @@ use ringloop_reactor::{Reactor, ReactorConfig};
 
 use crate::buffers::{Batch, Received};
 use crate::handle::HandleRef;
-use crate::metrics::Meter;
+use crate::metrics::{Meter, Moment};
 use crate::objects;
 use crate::operations::Operations;
 use crate::posting::Posting;
@@ -71,6 +71,8 @@ pub(crate) struct State {
     /// How callbacks are timed, from one run to the next.
     pub(crate) pace: GilCell<Pace>,
     pub(crate) posting: Posting,
+    /// It has a watchdog.
+    pub(crate) is_watched: AtomicBool,
 }
 
 impl Loop {
@@ -100,6 +102,7 @@ impl Loop {
             meter: Meter::default(),
             pace: GilCell::new(Pace::default()),
             posting: Posting::default(),
+            is_watched: AtomicBool::new(false),
         };
         Ok(Self {
             state: Made::new(state),
@@ -189,6 +192,12 @@ impl Loop {
         if !self.runs_here() {
             self.posting.posted(py, &self.meter, || self.is_running());
         }
+    }
+
+    /// Where a run of the loop is; None while it waits for the kernel, or for the GIL after that. Any thread may ask, also
+    /// without the GIL.
+    pub(crate) fn moment(&self) -> Option<Moment> {
+        self.meter.moment().filter(|_| !self.waiting.load(Relaxed))
     }
 
     /// Takes a timer out of the queue; its reference goes to the caller.

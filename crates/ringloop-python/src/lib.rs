@@ -20,6 +20,7 @@
 //! | `waiter` | what a task waits for in a native read |
 //! | `watching` | who is notified about which descriptor |
 //! | `scheduling` | putting callbacks into the queue, and taking them out |
+//! | `watchdog` | who holds the loop, as another thread sees it |
 //! | `event_loop` | `Loop`: the state of a loop |
 //! | `watches` | the tables of what is watched |
 //! | `operations` | the table of operations in progress |
@@ -84,6 +85,7 @@ mod tls;
 mod transport;
 mod turn;
 mod waiter;
+mod watchdog;
 mod watches;
 mod watching;
 
@@ -106,5 +108,6 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     waiter::add_to(module)?;
     streams::add_to(module)?;
     pipes::add_to(module)?;
+    watchdog::add_to(module)?;
     transport::add_to(module)
 }

@@ -43,6 +43,8 @@ pub(crate) struct Meter {
     /// Between the end of a wait and having the GIL back: up to the last snapshot, and since.
     gil_ns: AtomicU64,
     gil_ticks: AtomicU64,
+    /// Written by the thread that watches the loop.
+    stalls: AtomicU64,
     slowest_ns: AtomicU64,
     slowest: GilCell<String>,
     /// Of runs that are over.
@@ -82,6 +84,15 @@ impl Idle {
     }
 }
 
+/// A place in a run of the loop, as another thread can see it. It is the same twice only as long as one callback runs, or the
+/// loop itself does something between two.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Moment {
+    progress: u64,
+    /// Tells apart the time before and after a wait in one turn.
+    idle: u64,
+}
+
 /// The counts and times of a loop.
 pub(crate) struct Totals {
     pub(crate) turns: u64,
@@ -92,6 +103,7 @@ pub(crate) struct Totals {
     pub(crate) gil_ns: u64,
     pub(crate) slowest_ns: u64,
     pub(crate) slowest: Option<String>,
+    pub(crate) stalls: u64,
     /// The driver's and the others.
     pub(crate) system_calls: u64,
     pub(crate) reactor: ReactorCounters,
@@ -115,6 +127,19 @@ impl Meter {
     #[inline]
     pub(crate) fn progress(&self) -> u64 {
         self.turns.load(Relaxed) + self.callbacks.load(Relaxed)
+    }
+
+    /// Where a run of the loop is; None if there is none. Any thread may ask, also without the GIL.
+    pub(crate) fn moment(&self) -> Option<Moment> {
+        self.is_running().then(|| Moment {
+            progress: self.progress(),
+            idle: self.idle.0.load(Relaxed),
+        })
+    }
+
+    /// Counts a callback that has held the loop for too long. Only for the thread that watches the loop.
+    pub(crate) fn count_stall(&self) {
+        add(&self.stalls, 1);
     }
 
     /// How many callbacks have run.
@@ -208,6 +233,7 @@ impl Meter {
             idle_ns,
             gil_ns,
             slowest_ns,
+            stalls: self.stalls.load(Relaxed),
             slowest: (slowest_ns > 0).then(|| self.slowest.get(py).clone()),
             system_calls: reactor.driver.system_calls
                 + self.system_calls.load(Relaxed)

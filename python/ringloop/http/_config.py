@@ -293,6 +293,12 @@ class Config(HttpSettings):
         "path of the [metrics](#metrics) for Prometheus, such as `/metrics`; needs prometheus-client",
         kind="url path", metavar="PATH", uvicorn=None, granian="`--metrics`, on a port of its own",
     )
+    watchdog: int | None = option(
+        None, "Logging", "Log the stack of what holds the event loop longer than this, in milliseconds.",
+        "milliseconds after which the stack of what holds the event loop is logged: see "
+        "[troubleshooting.md](troubleshooting.md#what-blocks-the-loop)",
+        values=POSITIVE, metavar="MS", uvicorn=None,
+    )
 
     proxy_headers: bool = option(
         True, "Requests", "Use X-Forwarded-For and X-Forwarded-Proto.",

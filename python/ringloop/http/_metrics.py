@@ -32,6 +32,7 @@ _LOOP_COUNTERS = {
     "waits": "Turns of the event loop that waited.",
     "polled_waits": "Waits of the event loop that began with polling.",
     "polled_hits": "Waits of the event loop in which something arrived during polling.",
+    "stalls": "Callbacks that have held the event loop longer than --watchdog allows.",
 }
 _LOOP_GAUGES = {
     "ready": "Callbacks that are queued.",

@@ -12,7 +12,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from .. import EventLoop, _core
+from .. import EventLoop, Watchdog, _core, watch
 from . import _listening, _metrics
 from ._config import Config, startup_failures_logged
 from ._errors import StartupError
@@ -70,6 +70,7 @@ class Server:
         self._lifespan: Lifespan | None = None
         self._tls_watch: asyncio.Task[None] | None = None
         self._listeners: _listening.Listeners | None = None
+        self._watchdog: Watchdog | None = None
 
     @property
     def should_exit(self) -> bool:
@@ -133,6 +134,8 @@ class Server:
                     await self.shutdown(sockets)
                 _say("Finished server process [%d]", process, color="cyan")
         finally:
+            if self._watchdog is not None:
+                self._watchdog.close()
             self._loop = None
             flush_access_logs()
 
@@ -148,6 +151,7 @@ class Server:
         if lifespan.failed:
             raise StartupError("Application startup failed. Exiting.")
         try:
+            self._watch()
             await self._listen(sockets)
         except BaseException:
             await self._end_application(lifespan)
@@ -228,6 +232,17 @@ class Server:
             # The loop may be closed by now, if another thread asks.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(event.set)
+
+    def _watch(self) -> None:
+        """Begin to log what holds the loop. An application may take its time to start."""
+        threshold_ms = self.config.watchdog
+        if threshold_ms is None:
+            return
+        assert self._loop is not None
+        try:
+            self._watchdog = watch(self._loop, threshold=threshold_ms / 1000, logger=logger)
+        except (RuntimeError, ValueError) as error:
+            raise StartupError(f"The option watchdog can't be used: {error}") from error
 
     async def _listen(self, sockets: list[socket.socket] | None) -> None:
         config, loop = self.config, asyncio.get_running_loop()

@@ -44,6 +44,7 @@ pub(super) fn snapshot<'py>(py: Python<'py>, event_loop: &Loop) -> PyResult<Boun
             New(totals.reactor.spins),
             New(totals.reactor.spin_hits),
         )),
+        New((New(totals.stalls),)),
     ))
     .into_pyobject(py)
 }
