@@ -36,11 +36,14 @@ html_theme = "furo"
 html_title = f"ringloop {version}"
 html_static_path = [str(HERE / "static")]
 html_css_files = ["site.css"]
+html_js_files = ["site.js"]
 html_copy_source = False
 # The contents of one page; the search finds the same.
 html_use_index = False
 html_domain_indices = False
 html_show_sphinx = False
+# Most blocks without a language are shell commands, or output.
+highlight_language = "none"
 pygments_style = "friendly"
 pygments_dark_style = "github-dark"
 

@@ -38,13 +38,20 @@ class RunCharts(Directive):
         parts = [Markup('<div class="table-wrapper"><table class="docutils">{}</table></div>').format(rows)]
         parts.append(link.format(REPORT))
         made: list[nodes.Node] = [nodes.raw("", "".join(parts), format="html")]
+        source = _source(result)
         for cell in result.cells:
             for group in cell.analysis.groups:
-                made += _section(cell, group)
+                made += _section(cell, group, source)
         return made
 
 
-def _section(cell: html.Cell, group: html.Group) -> list[nodes.Node]:
+def _source(result: Result) -> str:
+    """Return which run a chart is from."""
+    settings = dict(report.settings(result))
+    return f"ringlab's run begun {settings['begun']}, on {settings['machine']}"
+
+
+def _section(cell: html.Cell, group: html.Group, source: str) -> list[nodes.Node]:
     bars = html.bar_chart(cell, group, group.ranking(cell.primary))
     if not bars:
         return []
@@ -53,7 +60,8 @@ def _section(cell: html.Cell, group: html.Group) -> list[nodes.Node]:
     text = Markup("<p>{} The bars are the {}.</p><p><strong>{}</strong></p>").format(
         report.sentence(cell.title), cell.primary.title, report.sentence(group.verdict.sentence)
     )
-    return [nodes.raw("", f'<section class="run">{heading}{text}{bars}</section>', format="html")]
+    caption = Markup('<p class="source">Source: {}</p>').format(source)
+    return [nodes.raw("", f'<section class="run">{heading}{text}{bars}{caption}</section>', format="html")]
 
 
 def _write_report(app: Sphinx, error: Exception | None) -> None:

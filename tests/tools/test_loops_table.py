@@ -1,4 +1,4 @@
-"""The README's table of event loops is what tools/readme_table.py makes of the committed file."""
+"""The table of event loops and its summary are what tools/loops_table.py makes of the committed file."""
 
 import json
 import subprocess
@@ -8,7 +8,7 @@ import pytest
 
 from support import load_tool
 
-readme_table = load_tool("readme_table")
+loops_table = load_tool("loops_table")
 
 
 def comparison(arm, ratio, metric="operation_ns"):
@@ -34,15 +34,15 @@ def result(*cells):
     return {"environment": environment, "run": {"begun": "2026-11-24T10:00:00+00:00"}, "cells": list(cells)}
 
 
-def test_readme_is_what_the_tool_makes():
+def test_pages_are_what_the_tool_makes():
     done = subprocess.run(
-        [sys.executable, readme_table.__file__, "--check"], capture_output=True, text=True, check=False
+        [sys.executable, loops_table.__file__, "--check"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
 
 
 def test_the_first_row_measures_the_loop_and_not_memory():
-    _, _, rest = readme_table.README.read_text().partition(readme_table.BEGIN)
+    _, _, rest = loops_table.PERFORMANCE.read_text().partition(loops_table.BEGIN)
     rows = [line for line in rest.splitlines() if line.startswith("| ")]
     assert rows[0].startswith("| | uvloop")
     assert rows[2].startswith("| chained callback")
@@ -57,12 +57,12 @@ def test_a_result_becomes_the_table_and_says_where_it_comes_from():
     )
     other = cell("loops/setup/connect", comparison("uvloop", 0.4), comparison("ringloop", 0.8), rounds=6)
     unknown = cell("loops/setup/server", comparison("uvloop", 0.4))
-    source = readme_table.extract(result(chain, other, unknown))
+    source = loops_table.extract(result(chain, other, unknown))
     assert source["times_better_than_asyncio"] == {
         "loops/schedule/chain": {"uvloop": 2.0, "ringloop": 10.0},
         "loops/setup/connect": {"uvloop": 2.5, "ringloop": 1.25},
     }
-    text = readme_table.block(source)
+    text = loops_table.block(source)
     assert "| chained callback, one per iteration | 2.0 |  | **10.0** |  |  |" in text
     assert "| create_connection and close | 2.5 |  | 1.25 |  |  |" in text
     flat = " ".join(text.split())
@@ -76,9 +76,21 @@ def test_a_result_becomes_the_table_and_says_where_it_comes_from():
 
 def test_a_result_without_loops_is_refused():
     with pytest.raises(SystemExit, match="ringlab run --preset loops"):
-        readme_table.extract(result())
+        loops_table.extract(result())
 
 
-def test_a_readme_without_the_marks_is_refused():
-    with pytest.raises(SystemExit, match="between which the table stands"):
-        readme_table.replaced("no table", json.loads(readme_table.SOURCE.read_text()))
+def test_the_summary_is_of_the_cells_that_it_names():
+    source = json.loads(loops_table.SOURCE.read_text())
+    times = source["times_better_than_asyncio"]
+    text = loops_table.summary(source)
+    for name in loops_table.SUMMARISED:
+        assert f"{loops_table.show(times[name]['ringloop'])} times" in " ".join(text.split())
+    assert all(len(line) <= 100 for line in text.splitlines())
+    del times[loops_table.SUMMARISED[0]]
+    with pytest.raises(SystemExit, match="lacks a cell of the summary"):
+        loops_table.summary(source)
+
+
+def test_a_page_without_the_marks_is_refused():
+    with pytest.raises(SystemExit, match="a page lacks the lines"):
+        loops_table.replaced("no table", "a table")

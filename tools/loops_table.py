@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Write the README's table of event loops from docs/results/loops.json, which says where its figures come from.
+"""Write the table of event loops in docs/performance.md, and its summary on the front pages, from docs/results/loops.json.
 
-    ringlab run --preset loops --output FOLDER && tools/readme_table.py --result FOLDER/result.json
+    ringlab run --preset loops --output FOLDER && tools/loops_table.py --result FOLDER/result.json
 
 The first command measures; the second one takes the ratios, machine, date and command out of the result, writes them to
-docs/results/loops.json, and then the table. Without --result, only the table is written. --check changes nothing, and exits with 1
-if the README isn't what would be written.
+docs/results/loops.json, and then the pages. Without --result, only the pages are written. --check changes nothing, and exits with 1
+if a page isn't what would be written.
 """
 
 import argparse
@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-README = ROOT / "README.md"
+PERFORMANCE = ROOT / "docs" / "performance.md"
+FRONT_PAGES = (ROOT / "README.md", ROOT / "docs" / "site" / "index.md")
 SOURCE = ROOT / "docs" / "results" / "loops.json"
-BEGIN, END = "<!-- begin: tools/readme_table.py -->", "<!-- end: tools/readme_table.py -->"
+BEGIN, END = "<!-- begin: tools/loops_table.py -->", "<!-- end: tools/loops_table.py -->"
 WIDTH = 100
 CONTROL = "asyncio"
 PEERS = {"uvloop": "uvloop", "rloop": "rloop"}
@@ -49,6 +50,8 @@ ROWS = {
     "loops/schedule/call_soon_50000": "call_soon, 50,000 in a batch: mostly the cost of memory",
 }
 """The rows of the table, from top to bottom."""
+SUMMARISED = ("loops/echo/streams/1KB/50", "loops/echo/protocol/1KB/50", "loops/http/uvicorn/50")
+"""The cells of the summary."""
 
 
 def extract(result: dict[str, Any]) -> dict[str, Any]:
@@ -69,7 +72,7 @@ def extract(result: dict[str, Any]) -> dict[str, Any]:
                 rounds.append(len(cell["orders"]))
     if not times:
         raise SystemExit(
-            f"readme_table: this result compares no loop with {CONTROL}; measure with: ringlab run --preset loops"
+            f"loops_table: this result compares no loop with {CONTROL}; measure with: ringlab run --preset loops"
         )
     loads = ", ".join(
         f"{each[0]:.1f} at the {when}"
@@ -145,35 +148,57 @@ def block(source: dict[str, Any]) -> str:
     return "\n".join([*lines, END])
 
 
-def replaced(readme: str, source: dict[str, Any]) -> str:
-    """Return the README with the table of this source."""
-    before, begin, rest = readme.partition(BEGIN)
+def summary(source: dict[str, Any]) -> str:
+    """Return what stands between the two marks of a front page."""
+    times = source["times_better_than_asyncio"]
+    figures = {
+        arm: [show(times[name][arm]) for name in SUMMARISED if arm in times.get(name, {})]
+        for arm in ("ringloop", "uvloop")
+    }
+    if any(len(found) < len(SUMMARISED) for found in figures.values()):
+        raise SystemExit(f"loops_table: the result lacks a cell of the summary: {', '.join(SUMMARISED)}")
+    streams, protocol, uvicorn = figures["ringloop"]
+    text = (
+        f"An echo server for messages of 1 KB is {streams} times as fast on ringloop as on stock asyncio through streams, and {protocol}"
+        f" times through `Protocol`; uvicorn is {uvicorn} times as fast (uvloop: {', '.join(figures['uvloop'])}). These are ratios of the"
+        f" server's CPU time per message, with 50 connections on io_uring, from the run of `{source['command']}` on {source['date']}"
+        f" ({source['python']})."
+    )
+    return "\n".join([BEGIN, *wrapped(text), END])
+
+
+def replaced(page: str, made: str) -> str:
+    """Return the page with what was made between its marks."""
+    before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
-        raise SystemExit(f"readme_table: {README} lacks the lines {BEGIN} and {END}, between which the table stands")
-    return before + block(source) + after
+        raise SystemExit(f"loops_table: a page lacks the lines {BEGIN} and {END}")
+    return before + made + after
 
 
 def main() -> int:
     """Do what the command line says; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--result", type=Path, metavar="FILE", help="a result.json of `ringlab run --preset loops`")
-    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if the README differs")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if a page differs")
     options = parser.parse_args()
     if options.result and options.check:
         parser.error("--check is about the files as they are: leave out --result")
     if options.result:
         SOURCE.write_text(json.dumps(extract(json.loads(options.result.read_text())), indent=1) + "\n")
-    readme = README.read_text()
-    wanted = replaced(readme, json.loads(SOURCE.read_text()))
+    source = json.loads(SOURCE.read_text())
+    made = {PERFORMANCE: block(source), **dict.fromkeys(FRONT_PAGES, summary(source))}
+    wanted = {page: replaced(page.read_text(), text) for page, text in made.items()}
     if options.check:
-        if readme != wanted:
-            print(
-                "readme_table: the README's table isn't that of docs/results/loops.json; run tools/readme_table.py",
-                file=sys.stderr,
+        different = [str(page.relative_to(ROOT)) for page, text in wanted.items() if page.read_text() != text]
+        if different:
+            text = (
+                f"loops_table: not what docs/results/loops.json says; run tools/loops_table.py: {', '.join(different)}"
             )
-        return int(readme != wanted)
-    README.write_text(wanted)
+            print(text, file=sys.stderr)
+        return int(bool(different))
+    for page, text in wanted.items():
+        page.write_text(text)
     return 0
 
 
