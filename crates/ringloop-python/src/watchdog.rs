@@ -10,7 +10,7 @@ use std::time::Duration;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::{PyTraverseError, PyVisit};
-use ringloop::clock;
+use ringloop_reactor::clock;
 
 use crate::event_loop::Loop;
 use crate::metrics::Moment;
