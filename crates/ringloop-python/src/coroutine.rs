@@ -113,7 +113,7 @@ pub(crate) trait Coroutine {
     fn close(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()>;
 }
 
-/// What these types have in common.
+/// Slots, methods and attributes that these types have in common.
 pub(crate) fn table<C: Coroutine>() -> Table {
     Table {
         slots: slots::<C>().into(),

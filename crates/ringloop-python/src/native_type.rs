@@ -278,7 +278,7 @@ unsafe extern "C" fn traverse<T: Native>(
         let visitor = Visitor::new(function, argument);
         match visitor.show(ffi::Py_TYPE(object).cast()) {
             ControlFlow::Continue(()) => (*content::<T>(object)).show(visitor),
-            stopped => stopped,
+            stopped @ ControlFlow::Break(_) => stopped,
         }
     };
     match shown {

@@ -181,7 +181,7 @@ unsafe fn stream_of(py: Python<'_>, this: *mut StreamCall) -> PyResult<Bound<'_,
     unsafe { (*this).stream.bound(py) }.ok_or_else(|| coroutine::over(py))
 }
 
-/// What collects the blocks of a call that reads all.
+/// The object that collects the blocks of a call that reads all.
 ///
 /// # Safety
 /// Called with the GIL for a live object of our type.

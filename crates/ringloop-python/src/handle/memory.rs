@@ -66,7 +66,7 @@ impl Handle {
     }
 }
 
-/// What a hidden context refers to counts as the handle's own.
+/// The references of a hidden context count as the handle's own.
 impl References for Handle {
     fn show(&self, visitor: Visitor) -> ControlFlow<c_int> {
         if let Some(context) = &self.context {

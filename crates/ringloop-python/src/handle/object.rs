@@ -224,7 +224,7 @@ unsafe extern "C" fn timer_compare(
 /// `cancel`, which takes a timer out of the loop's queue, a layer above this one.
 static CANCEL: OnceLock<ffi::PyCFunction> = OnceLock::new();
 
-/// What both types have.
+/// Slots, methods and attributes that both types have.
 fn table() -> Table {
     let mut methods = vec![
         method(
