@@ -63,8 +63,6 @@ faults! {
     RepeatedHost 400 "more than one Host header"
     /// Host, or the authority of the target, is not a host with an optional port (section 3.2).
     Host 400 "invalid host"
-    /// The target is in absolute-form, and its authority differs from Host (section 3.2.2).
-    HostMismatch 400 "Host header and request target differ"
     /// Content-Length does not consist of digits only (section 6.3).
     ContentLength 400 "invalid Content-Length"
     /// More than one Content-Length, even with equal values (section 6.3 allows a recipient to refuse that).

@@ -34,7 +34,8 @@ pub struct Facts {
     pub form: Form,
     /// The authority of the target, in absolute-form and in authority-form.
     pub authority: Span,
-    /// The value of Host, empty if there is none.
+    /// The server that the client asks: in absolute-form the authority of the target (RFC 9112, section 3.2.2), otherwise
+    /// the value of Host, empty if there is none.
     pub host: Span,
     /// The version of the request. Responses are always HTTP/1.1 (RFC 9110, section 6.2).
     pub version: Version,
@@ -308,21 +309,16 @@ impl Framing {
 
     /// RFC 9112, section 3.2.
     fn host(&self, version: Version, target: &target::Target, bytes: &[u8]) -> Result<Span, Fault> {
+        let of_target = (target.form == Form::Absolute).then_some(target.authority);
         let Some(span) = self.host else {
             return if version == Version::Http10 {
-                Ok(Span::default())
+                Ok(of_target.unwrap_or_default())
             } else {
                 Err(Fault::MissingHost)
             };
         };
-        let host = syntax::authority(span.of(bytes)).ok_or(Fault::Host)?;
-        if target.form == Form::Absolute {
-            let authority = syntax::authority(target.authority.of(bytes)).ok_or(Fault::Host)?;
-            if !authority.is_same_server(&host, target.default_port) {
-                return Err(Fault::HostMismatch);
-            }
-        }
-        Ok(span)
+        syntax::authority(span.of(bytes)).ok_or(Fault::Host)?;
+        Ok(of_target.unwrap_or(span))
     }
 
     /// RFC 9112, section 9.3.

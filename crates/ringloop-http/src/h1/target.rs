@@ -25,8 +25,6 @@ pub(super) struct Target {
     pub(super) authority: Span,
     pub(super) path: Span,
     pub(super) query: Span,
-    /// The default port of the scheme, in absolute-form.
-    pub(super) default_port: u16,
 }
 
 /// Parses the target at `span` of `head`, in a request with this method.
@@ -75,13 +73,9 @@ fn absolute(bytes: &[u8], span: Span) -> Result<Target, Fault> {
             .get(..name.len())
             .is_some_and(|start| start.eq_ignore_ascii_case(name))
     };
-    let (default_port, skipped) = if scheme(b"http://") {
-        (80, b"http://".len())
-    } else if scheme(b"https://") {
-        (443, b"https://".len())
-    } else {
-        return Err(Fault::Target);
-    };
+    let schemes = [&b"http://"[..], b"https://"].into_iter();
+    let skipped = schemes.filter(|name| scheme(name)).map(<[u8]>::len).next();
+    let skipped = skipped.ok_or(Fault::Target)?;
     let rest = &bytes[skipped..];
     let length = memchr::memchr2(b'/', b'?', rest).unwrap_or(rest.len());
     let authority = Span::new(span.start() + skipped, length);
@@ -97,7 +91,6 @@ fn absolute(bytes: &[u8], span: Span) -> Result<Target, Fault> {
         authority,
         path,
         query,
-        default_port,
     })
 }
 

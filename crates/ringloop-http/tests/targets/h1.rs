@@ -226,7 +226,7 @@ pub(crate) fn why_stricter_than_hyper(fault: Fault) -> Option<&'static str> {
         Fault::RequestLine => "hyper ignores any number of empty lines before a request",
         Fault::Target => "hyper accepts fragments, UTF-8, and URLs of any scheme",
         Fault::TargetForm => "hyper leaves the form of the target to the application",
-        Fault::MissingHost | Fault::RepeatedHost | Fault::Host | Fault::HostMismatch => {
+        Fault::MissingHost | Fault::RepeatedHost | Fault::Host => {
             "hyper leaves Host to the application"
         }
         Fault::RepeatedContentLength => "hyper accepts several equal lengths",
