@@ -100,7 +100,7 @@ def queued(transport: asyncio.BaseTransport) -> int:
 
 
 # A file up to this size is read, to be sent together with the head.
-_READ_AT_ONCE = 16 * 1024
+READ_AT_ONCE = 16 * 1024
 
 # How much a stream of HTTP/2 reads of a file before the client has made room. A connection has many streams.
 _STREAM_PART = 64 * 1024
@@ -115,37 +115,47 @@ _NOT_SENDABLE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 _UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 
-async def send_path(request: HttpRequest, path: str) -> None:
+async def send_path(request: HttpRequest, path: str | OpenFile) -> None:
     """Send a file as the body of a response.
 
     What is wrong with the file is raised. Nothing is raised when the client leaves, as with other bodies. ASGI asks
-    applications for an absolute path, but Starlette passes on what it was given.
+    applications for an absolute path, but Starlette passes on what it was given. The server's own application passes a file
+    that is open.
     """
+    if isinstance(path, OpenFile):
+        await _send_content(request, path, None)
+        return
     if not isinstance(path, str):
         raise TypeError(f"the path of a file must be a str, not {type(path).__name__}")
-    file = _File(path)
+    # To open a pipe must not block.
+    file = OpenFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), path)
     try:
-        content = file.read(_READ_AT_ONCE, 0) if file.size <= _READ_AT_ONCE else None
+        content = file.read(READ_AT_ONCE, 0) if file.size <= READ_AT_ONCE else None
         if content and not file.size:
             content = await _read_on(file, content)
-        size = file.size if content is None else len(content)
-        try:
-            count = request._begin_file(size, content)
-            if count:
-                await _send_file(request, file, count)
-            request._end_file()
-        except OSError as error:
-            request._give_up_file()
-            if not (isinstance(error, ConnectionError | TimeoutError) or error.errno in _UNREACHABLE):
-                raise
-        except BaseException:
-            request._give_up_file()
-            raise
+        await _send_content(request, file, content)
     finally:
         file.close()
 
 
-async def _read_on(file: _File, content: bytes) -> bytes:
+async def _send_content(request: HttpRequest, file: OpenFile, content: bytes | None) -> None:
+    """Send a file, or its content if that was read."""
+    size = file.size if content is None else len(content)
+    try:
+        count = request._begin_file(size, content)
+        if count:
+            await _send_file(request, file, count)
+        request._end_file()
+    except OSError as error:
+        request._give_up_file()
+        if not (isinstance(error, ConnectionError | TimeoutError) or error.errno in _UNREACHABLE):
+            raise
+    except BaseException:
+        request._give_up_file()
+        raise
+
+
+async def _read_on(file: OpenFile, content: bytes) -> bytes:
     """Read a file to its end that doesn't know its size, as those in /proc. They give a page or so at a time."""
     parts = [content]
     read = len(content)
@@ -155,19 +165,23 @@ async def _read_on(file: _File, content: bytes) -> bytes:
     return b"".join(parts)
 
 
-async def _send_file(request: HttpRequest, file: _File, count: int) -> None:
+async def _send_file(request: HttpRequest, file: OpenFile, count: int) -> None:
     sent = 0
     part = constants.SENDFILE_FALLBACK_READBUFFER_SIZE
     if request._has_stream:
         part = _STREAM_PART
     elif (transport := request._socket()) is not None:
-        sent = await _send_by_kernel(request, transport, file, count)
+        # What comes last shows whether all of it was good.
+        held_back = READ_AT_ONCE if file.is_guarded else 0
+        sent = await _send_by_kernel(request, transport, file, max(count - held_back, 0))
     parts = 0
     while sent < count:
         content = await file.read_soon(min(count - sent, part), sent)
         if not content:
-            raise RuntimeError("Response content shorter than Content-Length")
+            raise FileChangedError("Response content shorter than Content-Length")
         sent += len(content)
+        if sent >= count:
+            file.check()
         request._write_file(content)
         while (room := request._room()) is not None:
             await room
@@ -176,12 +190,12 @@ async def _send_file(request: HttpRequest, file: _File, count: int) -> None:
             await asyncio.sleep(0)
 
 
-async def _send_by_kernel(request: HttpRequest, transport: SocketTransport, file: _File, count: int) -> int:
+async def _send_by_kernel(request: HttpRequest, transport: SocketTransport, file: OpenFile, count: int) -> int:
     """Return how much was sent: less than all if the file ends before, or sendfile(2) doesn't support it."""
     waiter = transport._make_empty_waiter()
     try:
         await waiter
-        if (ended := request._start_file(file.number, count)) is not None:
+        if (ended := request._start_file(file.number, file.offset, count)) is not None:
             await ended
     except OSError as error:
         if error.errno not in _NOT_SENDABLE:
@@ -192,30 +206,49 @@ async def _send_by_kernel(request: HttpRequest, transport: SocketTransport, file
     return sent
 
 
-class _File:
-    """A regular file, which threads may still read when it is closed."""
+class FileChangedError(RuntimeError):
+    """A file is shorter than it was, or another one, while it is sent."""
 
-    def __init__(self, path: str) -> None:
-        # To open a pipe must not block.
-        self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+
+class OpenFile:
+    """A regular file that is to be sent, or a part of it. Threads may still read it when it is closed."""
+
+    def __init__(self, number: int, path: str | None = None, *, is_guarded: bool = False) -> None:
+        """Take a descriptor. `is_guarded`: sending it fails if it changes meanwhile."""
+        self.number = number
         self._lock = threading.Lock()
         self._readers = 0
         self._is_closed = False
         status = os.fstat(self.number)
         self.size = status.st_size
+        self.offset = 0
+        self.changed_ns = status.st_mtime_ns
+        self.is_guarded = is_guarded
+        self._version = (status.st_size, status.st_mtime_ns)
         if not stat.S_ISREG(status.st_mode):
             self.close()
             number = errno.EISDIR if stat.S_ISDIR(status.st_mode) else errno.EINVAL
             raise OSError(number, "not a regular file", path)
 
+    def cut(self, offset: int, count: int) -> None:
+        """Send only a part."""
+        self.offset, self.size = offset, count
+
+    def check(self) -> None:
+        """Raise FileChangedError if a guarded file has changed."""
+        if self.is_guarded:
+            status = os.fstat(self.number)
+            if (status.st_size, status.st_mtime_ns) != self._version:
+                raise FileChangedError("the file has changed")
+
     def read(self, count: int, offset: int) -> bytes:
-        """Read up to `count` bytes."""
+        """Read up to `count` bytes, from this place of the part that is sent."""
         with self._lock:
             if self._is_closed:
                 return b""
             self._readers += 1
         try:
-            return os.pread(self.number, count, offset)
+            return os.pread(self.number, count, self.offset + offset)
         finally:
             with self._lock:
                 self._readers -= 1
@@ -225,10 +258,21 @@ class _File:
         """Read up to `count` bytes: at once what is in memory, or else in a thread."""
         content = bytearray(count)
         try:
-            read = os.preadv(self.number, [content], offset, os.RWF_NOWAIT)
+            read = os.preadv(self.number, [content], self.offset + offset, os.RWF_NOWAIT)
             return bytes(memoryview(content)[:read])
         except OSError:  # It would block, or the file system can't say whether it would.
             return await asyncio.get_running_loop().run_in_executor(None, self.read, count, offset)
+
+    async def read_all(self) -> bytes:
+        """Read all that is to be sent."""
+        content = b""
+        while len(content) < self.size:
+            part = await self.read_soon(self.size - len(content), len(content))
+            if not part:
+                raise FileChangedError("Response content shorter than Content-Length")
+            content += part
+        self.check()
+        return content
 
     def close(self) -> None:
         with self._lock:
@@ -253,11 +297,12 @@ def has_arrived(transport: asyncio.BaseTransport) -> bool:
 
 def log_access(log: Callable[[str, str, str, str, int], None], scope: dict[str, Any], status: int) -> None:
     """Call `log` with the arguments of uvicorn's access log for a request."""
-    address, path = _client_and_path(scope)
+    address, path = client_and_path(scope)
     log(address, scope["method"], path, scope["http_version"], status)
 
 
-def _client_and_path(scope: dict[str, Any]) -> tuple[str, str]:
+def client_and_path(scope: dict[str, Any]) -> tuple[str, str]:
+    """Return the client and the path of a request as uvicorn logs them."""
     client = scope.get("client")
     path = urllib.parse.quote(scope["path"])
     if query := scope["query_string"]:
@@ -288,5 +333,5 @@ def report_no_handshake(logger: logging.Logger, _: None) -> None:
 def log_websocket(logger: logging.Logger, answer: tuple[dict[str, Any], str]) -> None:
     """Log how a request for a WebSocket was answered, as uvicorn does."""
     scope, outcome = answer
-    address, path = _client_and_path(scope)
+    address, path = client_and_path(scope)
     logger.info(f'%s - "WebSocket %s" {outcome}', address, path)

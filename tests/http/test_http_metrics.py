@@ -108,7 +108,7 @@ def test_the_access_log_stays_native(loop, monkeypatch, caplog):
     caplog.set_level(logging.INFO, "uvicorn.access")
     loop.run_until_complete(test())
     assert type(given[0]["access_log"]) is AccessLog
-    assert given[0]["unlogged_path"] == "/api/metrics"
+    assert given[0]["pages"].paths == given[0]["pages"].unlogged == ["/metrics"]
 
 
 def test_a_server_without_an_access_log(arm):

@@ -746,7 +746,7 @@ def test_others_have_their_turn_while_a_client_reads_as_fast_as_a_file_is_sent(a
 
     async def test():
         path, _ = make(tmp_path, 2_000_000)
-        file = _http._File(path)
+        file = _http.OpenFile(os.open(path, os.O_RDONLY))
         counting = asyncio.ensure_future(count_turns())
         try:
             await _http._send_file(Request(), file, file.size)

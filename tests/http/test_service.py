@@ -7,6 +7,7 @@ import inspect
 import socket
 import ssl
 import sys
+import types
 import weakref
 
 import pytest
@@ -1470,11 +1471,50 @@ def test_the_number_of_fields_is_limited(arm, loop, limit, status):
 
 def test_a_path_that_is_not_logged(arm, loop):
     async def test():
-        settings = {"log_access": True, "unlogged_path": "/no t"}
+        pages = types.SimpleNamespace(paths=[], prefixes=[], unlogged=["/no t"])
+        settings = {"log_access": True, "pages": pages}
         async with Server(arm, text(b"ok"), **settings) as server, server.client() as client:
             for target in (b"/no%20t", b"/", b"/no%20t?x=1", b"/no%20t/"):
                 client.write(GET.replace(b" / ", b" %s " % target))
                 assert (await client.response())[2] == b"ok"
             assert [path for _, _, path, _, _ in server.access] == ["/", "/no%20t/"]
+
+    run(loop, test())
+
+
+@pytest.mark.parametrize(
+    ("request_line", "fields", "host"),
+    [
+        (b"GET http://b.example/x HTTP/1.1", b"Host: a.example\r\n", b"b.example"),
+        (b"GET http://b.example:81 HTTP/1.1", b"X: y\r\nHost: a.example\r\n", b"b.example:81"),
+        (b"GET https://A.example/x HTTP/1.1", b"Host: a.example\r\n", b"A.example"),
+        (b"GET http://b.example/x HTTP/1.0", b"", b"b.example"),
+        (b"GET /x HTTP/1.1", b"Host: a.example\r\n", b"a.example"),
+    ],
+)
+def test_a_target_in_absolute_form_says_which_server_is_asked(arm, loop, request_line, fields, host):
+    """Host is ignored then (RFC 9112, section 3.2.2). uvicorn passes Host on."""
+    seen = []
+
+    async def application(scope, receive, send):
+        seen.append([value for name, value in scope["headers"] if name == b"host"])
+        await answer(send)
+
+    async def test():
+        async with Server(arm, application) as server, server.client() as client:
+            # The second request has the same head.
+            for _ in range(2):
+                client.write(request_line + b"\r\nConnection: keep-alive\r\n" + fields + b"\r\n")
+                await client.response()
+
+    run(loop, test())
+    assert seen == 2 * [[host]]
+
+
+@pytest.mark.parametrize("fields", [b"", b"Host: a b\r\n", b"Host: a\r\nHost: b\r\n"])
+def test_a_target_in_absolute_form_is_no_excuse_for_a_bad_host(arm, loop, fields):
+    async def test():
+        async with Server(arm, text(b"ok")) as server:
+            assert (await server.ask(b"GET http://a/ HTTP/1.1\r\n" + fields + b"\r\n")).startswith(b"HTTP/1.1 400 ")
 
     run(loop, test())

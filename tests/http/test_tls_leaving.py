@@ -155,13 +155,13 @@ def test_a_file_is_not_read_for_a_client_that_has_left(arm, loop, contexts, tmp_
     path, _ = make(tmp_path, 5_000_000)
     gone = asyncio.Event()
     reads = []
-    read_soon = _http._File.read_soon
+    read_soon = _http.OpenFile.read_soon
 
     async def counted(self, count, offset):
         reads.append(offset)
         return await read_soon(self, count, offset)
 
-    monkeypatch.setattr(_http._File, "read_soon", counted)
+    monkeypatch.setattr(_http.OpenFile, "read_soon", counted)
 
     async def application(scope, receive, send):
         await gone.wait()

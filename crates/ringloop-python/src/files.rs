@@ -5,6 +5,7 @@
 
 #![allow(unsafe_code)]
 
+mod beneath;
 mod direct;
 mod mounts;
 mod status;
@@ -310,6 +311,7 @@ pub(crate) fn complete(py: Python<'_>, this: &Loop, event: &Event) -> Option<Rea
 
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<FileOperation>()?;
+    beneath::add_to(module)?;
     direct::add_to(module)?;
     mounts::add_to(module)
 }

@@ -22,6 +22,7 @@
 //! | `deadlines` | deadlines of connections |
 //! | `counters` | what a service counts |
 //! | `access_log` | lines of the access log |
+//! | `pages` | which requests the server answers itself |
 //! | `calls` | calls of the C API, for requests |
 
 mod access_log;
@@ -34,6 +35,7 @@ mod exchange;
 mod h2;
 mod link;
 mod message;
+mod pages;
 mod request;
 mod scope;
 mod service;

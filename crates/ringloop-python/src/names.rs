@@ -32,7 +32,7 @@ names! {
     "get_buffer" "get_write_buffer_size" "getpeername" "getsockname" "getsockopt" "handle_repr" "has_arrived"
     "has_chosen_http2" "headers" "http" "http.disconnect" "http.request" "http.response.body" "http.response.pathsend"
     "http.response.start" "http.response.trailers" "http_version" "is_closing" "is_reading" "join" "layout"
-    "log_access" "log_slow_transport" "logger" "loop" "make_handle" "message" "method" "more_body" "more_trailers" "msg"
+    "log_access" "log_request" "log_slow_transport" "logger" "loop" "make_handle" "message" "method" "more_body" "more_trailers" "msg"
     "os"
     "path" "pause_reading" "peername" "pending" "protocol" "query_string" "queued" "raw" "raw_path" "read" "readexactly"
     "readline" "readuntil" "reason" "recv" "recv_into" "recvfrom" "recvfrom_into" "refuse_datagram"

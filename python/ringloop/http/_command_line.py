@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 import ringloop
 
-from . import _headers
+from . import _headers, _static
 from ._config import Config, workers_in_environment
 from ._options import LONGEST_S, Names, Numbers, Option, Seconds, default_of, options_of
 from ._run import run
@@ -77,6 +77,17 @@ def _check_path(_: click.Context, __: click.Parameter, value: str | None) -> str
     return value
 
 
+def _check_folders(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> list[str]:
+    try:
+        folders = _static.split_all(values)
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, parameter) from None
+    for folder in folders.values():
+        if not os.path.isdir(folder):
+            raise click.BadParameter(f"Directory {folder!r} does not exist.", context, parameter)
+    return list(values)
+
+
 def _show_version(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
     if wanted and not context.resilient_parsing:
         python = f"{platform.python_implementation()} {platform.python_version()}"
@@ -128,6 +139,7 @@ _KINDS: dict[str, dict[str, Any]] = {
     "file": {"type": _PATH},
     "files": {"type": _PATH, "multiple": True},
     "globs": {"multiple": True},
+    "folders": {"multiple": True, "callback": _check_folders},
     "headers": {"multiple": True, "callback": _split_header},
     "url path": {"callback": _check_path},
     "log level": {"type": click.Choice(tuple(LOG_LEVELS))},

@@ -12,7 +12,7 @@ from asyncio import constants
 from typing import TYPE_CHECKING, Any, Literal
 
 from .. import EventLoop, new_event_loop
-from . import _applications, _headers, _listening, _metrics, _tls, logging
+from . import _applications, _headers, _listening, _metrics, _static, _tls, logging
 from ._errors import StartupError
 from ._importing import import_optional
 from ._options import C_COUNT, COUNT, POSITIVE, POSITIVE_SECONDS, SECONDS, Names, Numbers, check, option
@@ -288,6 +288,11 @@ class Config(HttpSettings):
         None, "Logging", "Use colors in the log. Default: only on a terminal.",
         "default: on a terminal", kind="switch",
     )
+    access_log_format: Literal["text", "json"] = option(
+        "text", "Logging", "Format of the access log. json has more fields, and logs a request at its end.",
+        "`text`, or `json`: [lines with more fields](#json)", values=Names(("text", "json")),
+        uvicorn=None, granian="`--access-log-fmt`",
+    )
     metrics: str | None = option(
         None, "Logging", "Serve metrics for Prometheus at this path, such as /metrics. Needs prometheus-client.",
         "path of the [metrics](#metrics) for Prometheus, such as `/metrics`; needs prometheus-client",
@@ -298,6 +303,21 @@ class Config(HttpSettings):
         "milliseconds after which the stack of what holds the event loop is logged: see "
         "[troubleshooting.md](troubleshooting.md#what-blocks-the-loop)",
         values=POSITIVE, metavar="MS", uvicorn=None,
+    )
+
+    health: str | None = option(
+        None, "Requests", "Answer at this path without the application: 200, or 503 while the server ends.",
+        "path of the [page for load balancers](#health), such as `/health`: 200, or 503 while the server ends",
+        kind="url path", metavar="PATH", uvicorn=None,
+    )
+    log_health: bool = option(
+        False, "Logging", "Log requests for the --health page, too.",
+        "requests for the `--health` page are in the access log, too", kind="flag", uvicorn=None,
+    )
+    static: list[str] | str | None = option(
+        None, "Requests", "Serve the files in DIR below the path PREFIX, without the application.",
+        "`PREFIX=DIR`: the [files](#files) in this directory are served below the path PREFIX. Can be repeated",
+        kind="folders", metavar="PREFIX=DIR", uvicorn=None, granian="`--static-path-route`, `--static-path-mount`",
     )
 
     proxy_headers: bool = option(
@@ -397,6 +417,7 @@ class Config(HttpSettings):
             self.forwarded_allow_ips = os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1,::1")
         if self.metrics is not None:
             _metrics.check(self.metrics)
+        self._check_pages()
         if self.h11_max_incomplete_event_size is not None:
             self.limit_head = self.h11_max_incomplete_event_size
         for name, usual in _WITHOUT_EFFECT.items():
@@ -440,7 +461,13 @@ class Config(HttpSettings):
 
     def configure_logging(self) -> None:
         """Set up logging as the configuration says; child processes do it again."""
-        logging.configure(self.log_config, level=self.log_level, use_colors=self.use_colors, access_log=self.access_log)
+        logging.configure(
+            self.log_config,
+            level=self.log_level,
+            use_colors=self.use_colors,
+            access_log=self.access_log,
+            access_log_format=self.access_log_format,
+        )
 
     def get_loop_factory(self) -> Callable[[], EventLoop]:
         """Return the factory of the server's event loop. It raises StartupError where no such loop can be made."""
@@ -496,6 +523,24 @@ class Config(HttpSettings):
             for name, value in self.headers:
                 if (mistake := _headers.mistake(name, value)) is not None:
                     raise ValueError(f"headers: {f'{name}: {value}'!r} {mistake}")
+
+    def _check_pages(self) -> None:
+        if self.health is not None:
+            if not self.health.startswith("/"):
+                raise ValueError(f"the path of the health page must begin with a slash: {self.health!r}")
+            if self.health == self.metrics:
+                raise ValueError(f"health and metrics can't have the same path: {self.health!r}")
+        folders = _static.split_all([self.static] if isinstance(self.static, str) else self.static or [])
+        # What is relative is so to where the server was started, even if the application goes elsewhere.
+        self.static = [f"{prefix or '/'}={os.path.abspath(folder)}" for prefix, folder in folders.items()]
+        for folder in folders.values():
+            if not os.path.isdir(folder):
+                raise StartupError(f"The directory {folder!r} of --static doesn't exist.")
+
+    def static_folders(self) -> dict[str, _static.Folder]:
+        """Return what serves files, by the prefixes of their paths. Raise StartupError."""
+        folders = _static.split_all(self.static or [])
+        return {prefix: _static.Folder(prefix, folder) for prefix, folder in folders.items()}
 
     def _make_loop(self) -> EventLoop:
         try:

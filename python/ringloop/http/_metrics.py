@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from .. import EventLoop
     from .._core import HttpMetrics, HttpService
-    from ._applications import Application, Receive, Scope, Send
+    from ._applications import Scope, Send
 
 # Fields of `loop.metrics()` that only grow; all others but the first are what the loop holds now.
 _LOOP_COUNTERS = {
@@ -107,37 +107,22 @@ def _client(module: str) -> Any:
     return import_optional(f"prometheus_client.{module}", "prometheus-client", "--metrics")
 
 
-class MetricsApplication:
-    """An application that answers with metrics at one path, and passes all other requests on."""
+class Page:
+    """Answers with the metrics."""
 
-    def __init__(
-        self,
-        app: Application,
-        path: str,
-        collect: Callable[[], Awaitable[tuple[HttpMetrics | None, list[Snapshot]]]],
-    ) -> None:
-        self._app = app
-        self._path = path
+    def __init__(self, collect: Callable[[], Awaitable[tuple[HttpMetrics | None, list[Snapshot]]]]) -> None:
         self._collect = collect
         self._choose_encoder = _client("exposition").choose_encoder
         self._make_registry = _client("core").CollectorRegistry
 
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        if scope["type"] == "http" and scope["path"] == self._path:
-            return self._answer(scope, send)
-        return self._app(scope, receive, send)
-
-    async def _answer(self, scope: Scope, send: Send) -> None:
-        status, body = 405, b"Method Not Allowed"
-        headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"allow", b"GET, HEAD")]
-        if scope["method"] in ("GET", "HEAD"):
-            accepted = ",".join(value.decode("latin-1") for name, value in scope["headers"] if name == b"accept")
-            encode, content_type = self._choose_encoder(accepted)
-            registry = self._make_registry()
-            registry.register(_Collector(*await self._collect()))
-            status, body, headers = 200, encode(registry), [(b"content-type", content_type.encode())]
-        headers.append((b"content-length", str(len(body)).encode()))
-        await send({"type": "http.response.start", "status": status, "headers": headers})
+    async def __call__(self, scope: Scope, send: Send) -> None:
+        accepted = ",".join(value.decode("latin-1") for name, value in scope["headers"] if name == b"accept")
+        encode, content_type = self._choose_encoder(accepted)
+        registry = self._make_registry()
+        registry.register(_Collector(*await self._collect()))
+        body = encode(registry)
+        headers = [(b"content-type", content_type.encode()), (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
 

@@ -13,14 +13,14 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from .. import EventLoop, Watchdog, _core, watch
-from . import _listening, _metrics
+from . import _listening, _metrics, _pages
 from ._config import Config, startup_failures_logged
 from ._errors import StartupError
 from ._lifespan import Lifespan
 from .logging import access_log, flush_access_logs, logger, style
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+    from collections.abc import Awaitable, Iterable, Iterator, Sequence
     from types import FrameType
 
 _EXIT_SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -59,6 +59,7 @@ class Server:
         self.service: _core.HttpService | None = None
         self._should_exit = False
         self._force_exit = False
+        self._is_draining = False
         self._loop: EventLoop | None = None
         self._exit_asked = asyncio.Event()
         self._force_asked = asyncio.Event()
@@ -172,6 +173,7 @@ class Server:
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End connections, requests and the application, in this order."""
         logger.info("Shutting down")
+        self._is_draining = True
         if self._tls_watch is not None:
             self._tls_watch.cancel()
             # The task keeps the traceback of its cancellation, which refers to this object.
@@ -277,17 +279,12 @@ class Server:
         assert self._lifespan is not None and self._loop is not None
         self._max_requests = config.draw_max_requests()
         proxies = config.trusted_proxies()
-        app: Any = config.loaded_app
-        path: str | None = None
-        log: Callable[[str, str, str, str, int], None] | None = access_log() if config.access_log else None
-        if config.metrics is not None:
-            path = config.root_path + config.metrics
-            app = _metrics.MetricsApplication(app, path, self.collect_metrics)
+        log = access_log(config.access_log_format) if config.access_log else None
         context = contextvars.Context() if config.reset_contextvars else contextvars.copy_context()
         return context.run(
             _core.HttpService,
             self._loop,
-            app,
+            config.loaded_app,
             config,
             headers=config.encoded_headers,
             # As in uvicorn: WSGI has no WebSockets, so that they are served as plain requests.
@@ -296,10 +293,23 @@ class Server:
             limit_max_requests=self._max_requests,
             on_max_requests=self._max_requests_served.set,
             access_log=log,
-            unlogged_path=path,
+            pages=self._make_pages(),
             forwarded=None if proxies is None else proxies.apply,
             logger=logger,
         )
+
+    def _make_pages(self) -> _pages.Pages | None:
+        """Return what this server answers itself, if anything."""
+        config = self.config
+        pages = _pages.Pages(config.root_path)
+        if config.metrics is not None:
+            pages.add_page(config.metrics, _metrics.Page(self.collect_metrics), is_logged=False)
+        if config.health is not None:
+            health = _pages.health(lambda: self._should_exit or self._is_draining)
+            pages.add_page(config.health, health, is_logged=config.log_health)
+        for prefix, folder in config.static_folders().items():
+            pages.add_folder(prefix, folder)
+        return pages if pages.paths or pages.prefixes else None
 
     async def collect_metrics(self) -> tuple[_core.HttpMetrics | None, list[_metrics.Snapshot]]:
         """Return what all processes have counted: the sum of those that are gone, and each that runs."""

@@ -2,7 +2,7 @@
 
 Loggers: "uvicorn.error" for the server, "uvicorn.access" for requests, "uvicorn.asgi" for traced messages, all below
 "uvicorn". A record of the access log has five arguments: the client's "host:port", the method, the path with the query,
-the version of HTTP, and the status.
+the version of HTTP, and the status. With `--access-log-format json` it also has an attribute for each of `FIELDS`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import configparser
 import copy
+import datetime
 import http
 import importlib.util
 import json
@@ -19,6 +20,7 @@ import os
 import sys
 from typing import IO, TYPE_CHECKING, Any, Literal, cast
 
+from .._http import client_and_path
 from ._errors import StartupError
 from ._importing import import_optional
 
@@ -61,7 +63,15 @@ LOGGING_CONFIG: dict[str, Any] = {
 }
 """The logging configuration of a server that is given none."""
 
+FIELDS = (
+    *("client", "client_port", "method", "path", "query", "status", "http_version"),
+    *("duration", "bytes", "request_id", "traceparent"),
+)
+"""The names of all that a line of JSON, and a record, says about a request."""
+
 _ACCESS_FORMAT = '%s - "%s %s HTTP/%s" %d'
+
+_JSON_FORMATTER = "ringloop.http.logging.JsonAccessFormatter"
 
 LogConfig = dict[str, Any] | str | os.PathLike[str] | configparser.RawConfigParser | IO[Any]
 
@@ -148,6 +158,16 @@ class AccessFormatter(ColourizedFormatter):
         return super()._format_line(record)
 
 
+class JsonAccessFormatter(logging.Formatter):
+    """Formats records of the access log as JSON, one object in a line. What a record doesn't have is null."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return a line of ASCII."""
+        time = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
+        line = {"time": time.isoformat(timespec="microseconds"), "level": record.levelname, "logger": record.name}
+        return json.dumps(line | {name: getattr(record, name, None) for name in FIELDS})
+
+
 def _is_terminal(stream: IO[str] | None) -> bool:
     """Return whether the stream is a terminal. Python's is None if its descriptor was closed at the start."""
     return stream is not None and stream.isatty()
@@ -173,10 +193,16 @@ def _copy(record: logging.LogRecord) -> logging.LogRecord:
 
 
 def configure(
-    log_config: LogConfig | None, *, level: str | int | None, use_colors: bool | None, access_log: bool
+    log_config: LogConfig | None,
+    *,
+    level: str | int | None,
+    use_colors: bool | None,
+    access_log: bool,
+    access_log_format: str = "text",
 ) -> None:
     """Set up logging: a configuration as a dict, as the path of a .json, .yaml or .ini file, or in ini format.
 
+    With the format "json" our own configuration writes the access log as JSON; another one says itself how its records look.
     `level` applies to the loggers "uvicorn.error", "uvicorn.access" and "uvicorn.asgi". Without `access_log` the access
     log has no handlers. Raise ValueError for an unknown level, StartupError if a file can't be used, and for other
     configurations what `logging.config` raises.
@@ -184,6 +210,8 @@ def configure(
     if isinstance(level, str) and level.lower() not in LOG_LEVELS:
         raise ValueError(f"log_level must be a number or one of {', '.join(map(repr, LOG_LEVELS))}, not {level!r}")
     logging.addLevelName(TRACE_LOG_LEVEL, "TRACE")
+    if log_config == LOGGING_CONFIG and access_log_format == "json":
+        log_config = _json_config()
     if isinstance(log_config, str | os.PathLike):
         try:
             _apply(log_config, use_colors)
@@ -205,11 +233,51 @@ def configure(
         access_logger.propagate = False
 
 
-def access_log() -> AccessLog | None:
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode("latin-1")
+
+
+def _json_config() -> dict[str, Any]:
+    config = copy.deepcopy(LOGGING_CONFIG)
+    config["formatters"]["access"] = {"()": _JSON_FORMATTER}
+    return config
+
+
+def access_log(format: str = "text") -> AccessLog | FieldLog | None:
     """Return the access log; None if no handler would receive its records."""
     if not access_logger.hasHandlers() or not access_logger.isEnabledFor(logging.INFO):
         return None
-    return AccessLog()
+    return FieldLog() if format == "json" else AccessLog()
+
+
+class FieldLog:
+    """The access log of a service whose records have fields. The service calls it when a response has ended."""
+
+    def log_request(
+        self, scope: dict[str, Any], status: int, duration: float | None, body_length: int | None, /
+    ) -> None:
+        """Log a request, with its status, the seconds that it took, and the length of the body, if they are known."""
+        if not access_logger.isEnabledFor(logging.INFO):
+            return
+        client, path = client_and_path(scope)
+        record = _access_record((client, scope["method"], path, scope["http_version"], status))
+        host, port = scope.get("client") or (None, None)
+        # The first of each name.
+        headers = dict(reversed(scope["headers"]))
+        record.__dict__.update(
+            client=host,
+            client_port=port,
+            method=scope["method"],
+            path=scope["path"],
+            query=scope["query_string"].decode("latin-1"),
+            status=status,
+            http_version=scope["http_version"],
+            duration=None if duration is None else round(duration, 6),
+            bytes=body_length,
+            request_id=_text(headers.get(b"x-request-id")),
+            traceparent=_text(headers.get(b"traceparent")),
+        )
+        access_logger.handle(record)
 
 
 class AccessLog:
@@ -354,7 +422,7 @@ def _adapt(name: str, formatter: Any, use_colors: bool | None) -> Any:
     if not isinstance(formatter, dict):
         return formatter
     adapted = {key: _own_class(value) if key in ("()", "class") else value for key, value in formatter.items()}
-    if use_colors is not None and name in ("default", "access"):
+    if use_colors is not None and name in ("default", "access") and adapted.get("()") != _JSON_FORMATTER:
         adapted["use_colors"] = use_colors
     return adapted
 

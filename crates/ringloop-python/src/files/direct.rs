@@ -10,7 +10,7 @@
 use std::cell::Cell;
 use std::ffi::CString;
 use std::mem;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU64, Ordering::Relaxed};
 
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
@@ -21,7 +21,7 @@ use pyo3::types::{PyBytes, PyCFunction};
 use pyo3::{PyTraverseError, PyVisit};
 use ringloop_reactor::clock;
 
-use super::mounts;
+use super::{beneath, mounts};
 use crate::buffers::{self, View};
 use crate::names::intern;
 use crate::objects;
@@ -530,22 +530,18 @@ fn open_cached(path: &[u8], flags: i32) -> Option<RawFd> {
     let path = CString::new(path).ok()?;
     // Opening a FIFO or a device may wait, and has effects. So the file is looked at first. If it is replaced meanwhile,
     // O_NONBLOCK keeps the open from waiting.
-    let looked_at = openat2(&path, libc::O_PATH | libc::O_CLOEXEC)?;
-    let glance = mounts::glance(looked_at);
-    // SAFETY: the descriptor was just opened, and nobody else knows it.
-    unsafe { libc::close(looked_at) };
+    let looked_at = open_if_cached(&path, libc::O_PATH)?;
+    let glance = mounts::glance(looked_at.as_raw_fd());
+    drop(looked_at);
     if !glance.is_some_and(|glance| glance.is_regular && !glance.is_remote) {
         return None;
     }
-    let fd = openat2(&path, flags | libc::O_CLOEXEC | libc::O_NONBLOCK)?;
+    let file = open_if_cached(&path, flags | libc::O_NONBLOCK)?;
+    let fd = file.as_raw_fd();
     // SAFETY: a system call on a number. Without O_NONBLOCK the flags are as open(2) would have left them.
     let cleared = unsafe { libc::fcntl(fd, libc::F_SETFL, flags) == 0 };
-    if !cleared || !mounts::glance(fd).is_some_and(|glance| glance.is_regular) {
-        // SAFETY: the descriptor was opened above, and nobody else knows it.
-        unsafe { libc::close(fd) };
-        return None;
-    }
-    Some(fd)
+    let is_regular = mounts::glance(fd).is_some_and(|glance| glance.is_regular);
+    (cleared && is_regular).then(|| file.into_raw_fd())
 }
 
 /// `preadv2(2)` or `pwritev2(2)` of one buffer, by number: musl has these functions only since 1.2.5.
@@ -575,21 +571,9 @@ unsafe fn transfer(
     transferred as isize
 }
 
-fn openat2(path: &CString, flags: i32) -> Option<RawFd> {
-    // SAFETY: the struct is plain data, for which zeros are right; the path ends with a NUL.
-    let result = unsafe {
-        let mut how: libc::open_how = mem::zeroed();
-        how.flags = flags as u64;
-        how.resolve = libc::RESOLVE_CACHED;
-        libc::syscall(
-            libc::SYS_openat2,
-            libc::AT_FDCWD,
-            path.as_ptr(),
-            &raw const how,
-            mem::size_of::<libc::open_how>(),
-        )
-    };
-    RawFd::try_from(result).ok().filter(|&fd| fd >= 0)
+/// Opens what is in the directory cache.
+fn open_if_cached(path: &CString, flags: i32) -> Option<OwnedFd> {
+    beneath::openat2(libc::AT_FDCWD, path, flags, libc::RESOLVE_CACHED).ok()
 }
 
 pub(super) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -20,6 +20,7 @@ use super::deadlines::Kind;
 use super::exchange::{Answerer, Exchange, WebSocketProtocol};
 use super::h2::Http2;
 use super::link::{Link, Owner};
+use super::pages::Route;
 use super::scope::{Peer, Template};
 use super::service::HttpService;
 use crate::names::intern;
@@ -38,7 +39,10 @@ pub(super) const FIRST_REQUEST_S: f64 = 1.0;
 /// Each flag has its own life.
 #[allow(clippy::struct_excessive_bools)]
 pub(super) struct State {
-    pub(super) answerer: &'static dyn Answerer,
+    /// Who answers requests for the application.
+    answerer: &'static dyn Answerer,
+    /// Who answers those for the server's own.
+    own_answerer: &'static dyn Answerer,
     http: h1::Connection,
     /// The client has chosen HTTP/2, in place of `http`.
     pub(super) http2: Option<Box<Http2>>,
@@ -83,13 +87,16 @@ enum Parsed {
 }
 
 impl Connection {
-    /// The protocol of a connection, whose requests `answerer` answers.
+    /// The protocol of a connection. `answerer` answers its requests for the application, and `own_answerer` those for the
+    /// server's own, which is an ASGI application in any case.
     pub(super) fn new<'py>(
         service: &Bound<'py, HttpService>,
         answerer: &'static dyn Answerer,
+        own_answerer: &'static dyn Answerer,
     ) -> PyResult<Bound<'py, Self>> {
         let state = State {
             answerer,
+            own_answerer,
             http: h1::Connection::new(service.get().limits()),
             http2: None,
             input: Vec::new(),
@@ -107,6 +114,15 @@ impl Connection {
         let connection = Bound::new(service.py(), connection)?;
         connection.get().link.begin_awaiting(service.py());
         Ok(connection)
+    }
+
+    /// Who answers requests of a route.
+    pub(super) fn answerer(&self, py: Python<'_>, route: Route) -> &'static dyn Answerer {
+        let state = self.state.get(py);
+        match route {
+            Route::Application => state.answerer,
+            Route::Page | Route::Files => state.own_answerer,
+        }
     }
 
     fn current<'py>(&self, py: Python<'py>) -> Option<Bound<'py, Exchange>> {
@@ -364,6 +380,10 @@ impl Connection {
             method: this.state.get(py).http.request().method,
             at_ns: clock::now_ns(),
         };
+        let mut dispatch = template.dispatch();
+        if handshake.is_some() {
+            dispatch.route = Route::Application;
+        }
         let websocket =
             handshake.map(|it| (it, &websocket::FRAMES as &'static dyn WebSocketProtocol));
         let exchange = Exchange::new(
@@ -372,11 +392,12 @@ impl Connection {
             &http1::HTTP1,
             0,
             &scope,
+            dispatch,
             begun,
             end,
             websocket,
         );
-        let answerer = this.state.get(py).answerer;
+        let answerer = this.answerer(py, dispatch.route);
         let request = answerer.take(exchange, scope)?;
         let previous = {
             let mut state = this.state.get_mut(py);
@@ -398,7 +419,8 @@ impl Connection {
         if upgrades {
             service.get().warn_of_upgrade(py)?;
         }
-        if service.get().is_overloaded(py) {
+        let route = request.get().route();
+        if route != Route::Page && service.get().is_overloaded(py) {
             service.get().count_request(py)?;
             let text = "Service Unavailable";
             let refused = if request.get().websocket().is_some() {
@@ -413,7 +435,7 @@ impl Connection {
             let warned = service.get().warn(py, "Exceeded concurrency limit.");
             return refused.and(warned);
         }
-        let answerer = slf.get().state.get(py).answerer;
+        let answerer = slf.get().answerer(py, route);
         answerer.start(service, request)
     }
 

@@ -21,6 +21,7 @@ pub(super) use self::response::{Progress, response_error};
 use super::counters::Begun;
 use super::link::Link;
 use super::message::Fields;
+use super::pages::{Dispatch, Route};
 use super::service::{self, HttpService};
 use super::websocket::WebSocket;
 use crate::objects;
@@ -249,6 +250,8 @@ struct State {
     /// The protocol keeps the head of the response until the first part of its body comes.
     has_head: bool,
     begun: Begun,
+    /// Bytes of the response's body, where the access log wants to know. Those of a file count from its beginning.
+    body_length: u64,
     /// The response's, once it is started.
     status: u16,
     /// Trailers were announced.
@@ -260,6 +263,8 @@ struct State {
     has_dropped: bool,
     /// While a file is sent: what comes after it.
     file_tail: Option<&'static [u8]>,
+    /// A file could not be sent to its end, and the connection or the stream ends.
+    has_broken_file: bool,
     is_complete: bool,
     is_disconnected: bool,
 }
@@ -281,6 +286,7 @@ pub(super) struct Exchange {
     protocol: &'static dyn Protocol,
     /// The number that its connection knows it by.
     number: u32,
+    route: Route,
     state: GilCell<State>,
     upgrade: Option<Box<Upgrade>>,
 }
@@ -296,11 +302,12 @@ impl Exchange {
         protocol: &'static dyn Protocol,
         number: u32,
         scope: &Bound<'_, PyDict>,
+        dispatch: Dispatch,
         begun: Begun,
         body_ended: bool,
         websocket: Option<(Handshake, &'static dyn WebSocketProtocol)>,
     ) -> Self {
-        let is_logged = service.get().logs_access() || websocket.is_some();
+        let is_logged = (service.get().logs_access() && dispatch.is_logged) || websocket.is_some();
         let state = State {
             service: Some(service.clone().unbind()),
             connection: Some(connection.clone().unbind()),
@@ -313,12 +320,14 @@ impl Exchange {
             senders: Vec::new(),
             has_head: false,
             begun,
+            body_length: 0,
             status: 0,
             trailers: None,
             is_started: false,
             has_body: false,
             has_dropped: false,
             file_tail: None,
+            has_broken_file: false,
             is_complete: false,
             is_disconnected: false,
         };
@@ -332,6 +341,7 @@ impl Exchange {
         Self {
             protocol,
             number,
+            route: dispatch.route,
             state: GilCell::new(state),
             upgrade,
         }
@@ -340,6 +350,11 @@ impl Exchange {
     /// The number that its connection knows it by.
     pub(super) fn number(&self) -> u32 {
         self.number
+    }
+
+    /// Who answers it.
+    pub(super) fn route(&self) -> Route {
+        self.route
     }
 
     pub(super) fn websocket(&self) -> Option<&WebSocket> {
@@ -577,10 +592,12 @@ impl Exchange {
         &self,
         py: Python<'_>,
         file: std::os::fd::RawFd,
+        offset: u64,
         count: usize,
     ) -> PyResult<Option<Py<PyAny>>> {
         let connection = self.open_connection(py)?;
-        self.protocol.link(&connection)?.start_file(py, file, count)
+        let link = self.protocol.link(&connection)?;
+        link.start_file(py, file, offset, count)
     }
 
     /// Whether the response goes out on a stream of HTTP/2.
@@ -608,7 +625,11 @@ impl Exchange {
 
     /// The rest of the file can't be sent: the connection or the stream ends.
     fn _give_up_file(&self, py: Python<'_>) -> PyResult<()> {
-        self.state.get_mut(py).file_tail = None;
+        {
+            let mut state = self.state.get_mut(py);
+            state.file_tail = None;
+            state.has_broken_file = true;
+        }
         self.give_up(py)
     }
 

@@ -201,6 +201,9 @@ fn start_response<'py>(
     };
     let has_trailers = has_trailers.map_or(Ok(false), |it| it.is_truthy())?;
     exchange.start(py, status, has_trailers);
+    if service.get().logs_ends() {
+        return Ok(());
+    }
     let scope = exchange.take_logged_scope(py);
     if let Some(scope) = scope {
         HttpService::log_access(&service, scope.bind(py), status)?;

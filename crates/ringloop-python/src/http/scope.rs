@@ -8,12 +8,13 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 use ringloop_http::Known;
-use ringloop_http::h1::{Facts, Field, Version};
+use ringloop_http::h1::{Facts, Field, Form, Version};
 use ringloop_http::h2;
 use ringloop_http::websocket::Handshake;
 
 use super::calls;
 use super::message;
+use super::pages::Dispatch;
 use super::service::HttpService;
 use crate::names::intern;
 use crate::objects;
@@ -80,6 +81,7 @@ pub(super) struct Template {
     /// The request has passed a proxy that says so.
     is_forwarded: bool,
     is_http2: bool,
+    dispatch: Dispatch,
 }
 
 /// The parts of a request's first line.
@@ -131,8 +133,15 @@ impl Template {
             Version::Http10 => intern!(py, "1.0"),
         };
         let mut headers = Headers::new(py)?;
+        // In absolute-form the target says which server is asked.
+        let is_absolute = facts.form == Form::Absolute;
+        if is_absolute && !fields.iter().any(|field| field.known == Some(Known::HOST)) {
+            headers.add(Some(Known::HOST), b"", facts.host.of(head))?;
+        }
         for field in fields {
-            headers.add(field.known, field.name.of(head), field.value.of(head))?;
+            let is_host = is_absolute && field.known == Some(Known::HOST);
+            let value = if is_host { facts.host } else { field.value };
+            headers.add(field.known, field.name.of(head), value.of(head))?;
         }
         let target = Target {
             method: facts.method_name.of(head),
@@ -194,6 +203,7 @@ impl Template {
         let method = ascii(py, target.method)?;
         scope.set_item(intern!(py, "method"), method)?;
         let path = path(py, raw_path)?;
+        let dispatch = service.dispatch(path.to_str()?);
         let raw_path = objects::bytes(py, raw_path)?;
         if service.root_path_bytes().is_empty() {
             scope.set_item(intern!(py, "path"), path)?;
@@ -211,7 +221,13 @@ impl Template {
             headers: headers.list.unbind(),
             is_forwarded: headers.is_forwarded,
             is_http2,
+            dispatch,
         })
+    }
+
+    /// Who answers these requests.
+    pub(super) fn dispatch(&self) -> Dispatch {
+        self.dispatch
     }
 
     /// The scope of one request. `handshake` is that of a request for a WebSocket.

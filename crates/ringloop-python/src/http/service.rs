@@ -17,6 +17,7 @@ use super::access_log::{self, Entry};
 use super::calls;
 use super::counters::{Begun, Counters};
 use super::deadlines::{Deadlines, Kind};
+use super::pages::{Dispatch, Route, Routes};
 use super::settings::HttpSettings;
 use crate::event_loop::Loop;
 use crate::names::intern;
@@ -34,8 +35,9 @@ struct Settings {
     /// In nanoseconds, by `Kind`. None: none.
     timeouts_ns: [Option<u64>; Kind::ALL.len()],
     logs_access: bool,
-    /// Requests for this path are not logged.
-    unlogged_path: Option<String>,
+    /// A request is logged when its response has ended, with what is known then.
+    logs_ends: bool,
+    routes: Routes,
     /// The access log may take lines that are formatted here.
     logs_lines: bool,
     has_state: bool,
@@ -48,6 +50,8 @@ struct Settings {
 struct Objects {
     event_loop: Py<Loop>,
     application: Py<PyAny>,
+    /// The application that answers what `Settings::routes` says.
+    pages: Option<Py<PyAny>>,
     root_path: Py<PyString>,
     asgi: Py<PyDict>,
     /// Each request gets a copy of it as it is then.
@@ -162,7 +166,7 @@ pub(super) struct Given<'a, 'py> {
     pub(super) limit_max_requests: Option<u64>,
     pub(super) on_max_requests: Option<Py<PyAny>>,
     pub(super) access_log: Option<Py<PyAny>>,
-    pub(super) unlogged_path: Option<String>,
+    pub(super) pages: Option<Bound<'py, PyAny>>,
     pub(super) forwarded: Option<Py<PyAny>>,
     pub(super) logger: Option<Py<PyAny>>,
 }
@@ -222,7 +226,7 @@ impl HttpService {
             limit_max_requests,
             on_max_requests,
             access_log,
-            unlogged_path,
+            pages,
             forwarded,
             logger,
         } = given;
@@ -243,10 +247,13 @@ impl HttpService {
         } else {
             objects::tuple(py, names)?
         };
-        let logs_lines = match &access_log {
-            Some(log) => log.bind(py).hasattr(intern!(py, "begin"))?,
-            None => false,
+        let log_has = |name: &Bound<'_, PyString>| match &access_log {
+            Some(log) => log.bind(py).hasattr(name),
+            None => Ok(false),
         };
+        let logs_lines = log_has(intern!(py, "begin"))?;
+        let logs_ends = log_has(intern!(py, "log_request"))?;
+        let routes = pages.as_ref().map(Routes::of).transpose()?;
         let date_header = settings.date_header && !has_own_date;
         let root_path = objects::string(py, &settings.root_path)?.unbind();
         let settings = Settings {
@@ -257,7 +264,8 @@ impl HttpService {
             default_fields,
             timeouts_ns: Kind::ALL.map(|kind| settings.timeout_ns(kind)),
             logs_access: access_log.is_some(),
-            unlogged_path,
+            logs_ends,
+            routes: routes.unwrap_or_default(),
             logs_lines,
             has_state: state.is_some(),
             websocket: has_websockets.then(|| settings.websocket_config()),
@@ -267,6 +275,7 @@ impl HttpService {
         let objects = Objects {
             event_loop: event_loop.clone().unbind(),
             application,
+            pages: pages.map(Bound::unbind),
             root_path,
             asgi: asgi.unbind(),
             state,
@@ -351,6 +360,7 @@ impl HttpService {
         if let Some(objects) = &state.objects {
             visit.call(&objects.event_loop)?;
             visit.call(&objects.application)?;
+            visit.call(&objects.pages)?;
             visit.call(&objects.state)?;
             visit.call(&objects.access_log)?;
             visit.call(&objects.forwarded)?;
@@ -417,6 +427,16 @@ impl HttpService {
         self.settings.logs_access
     }
 
+    /// Whether a request is logged when its response has ended (`log_end`), rather than when it begins.
+    pub(super) fn logs_ends(&self) -> bool {
+        self.settings.logs_ends
+    }
+
+    /// Who answers requests for a path.
+    pub(super) fn dispatch(&self, path: &str) -> Dispatch {
+        self.settings.routes.find(path)
+    }
+
     pub(super) fn has_state(&self) -> bool {
         self.settings.has_state
     }
@@ -469,8 +489,16 @@ impl HttpService {
         Err(objects::error::<PyRuntimeError>(py, "the service is gone"))
     }
 
-    pub(super) fn application<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        self.object(py, |it| &it.application)
+    /// The ASGI application that answers requests of this route.
+    pub(super) fn application<'py>(
+        &self,
+        py: Python<'py>,
+        route: Route,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        self.object(py, |it| match &it.pages {
+            Some(pages) if route != Route::Application => pages,
+            _ => &it.application,
+        })
     }
 
     pub(super) fn root_path<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyString>> {
@@ -599,14 +627,6 @@ impl HttpService {
         let Some(log) = this.access_log(py) else {
             return Ok(());
         };
-        if let Some(unlogged) = &this.settings.unlogged_path
-            && let Ok(Some(path)) = scope.get_item(intern!(py, "path"))
-            && path
-                .cast::<PyString>()
-                .is_ok_and(|path| path == unlogged.as_str())
-        {
-            return Ok(());
-        }
         if this.settings.logs_lines {
             if let Some(entry) = Entry::of(scope)
                 && Self::log_line(slf, &log, &entry, status)?
@@ -619,6 +639,41 @@ impl HttpService {
             .getattr(intern!(py, "log_access"))?
             .call1((log, scope, New(status)))
             .map(drop)
+    }
+
+    /// Logs a request whose response has ended, complete or not. `body_length` is the length of the body, if it is known.
+    #[cold]
+    pub(super) fn log_end(
+        &self,
+        scope: &Bound<'_, PyDict>,
+        status: u16,
+        begun: Option<Begun>,
+        body_length: Option<u64>,
+    ) -> PyResult<()> {
+        let py = scope.py();
+        let Some(log) = self.access_log(py) else {
+            return Ok(());
+        };
+        let duration_ns = begun.map(|begun| clock::now_ns().saturating_sub(begun.at_ns));
+        let duration = duration_ns.map(|duration_ns| New(duration_ns as f64 * 1e-9));
+        let arguments = (scope, New(status), duration, body_length.map(New));
+        log.call_method1(intern!(py, "log_request"), arguments)
+            .map(drop)
+    }
+
+    /// Logs a request that was refused with a text.
+    pub(super) fn log_refusal(
+        slf: &Bound<'_, Self>,
+        scope: &Bound<'_, PyDict>,
+        status: u16,
+        begun: Option<Begun>,
+        text: &str,
+    ) -> PyResult<()> {
+        if slf.get().logs_ends() {
+            let length = text.len() as u64;
+            return slf.get().log_end(scope, status, begun, Some(length));
+        }
+        Self::log_access(slf, scope, status)
     }
 
     /// Adds a line that is written with others; false if the log wants to get the request by itself.

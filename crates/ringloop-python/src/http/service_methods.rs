@@ -21,7 +21,7 @@ impl HttpService {
     #[new]
     #[pyo3(signature = (
         r#loop, app, settings, *, headers=None, ws=true, state=None, limit_max_requests=None, on_max_requests=None,
-        access_log=None, unlogged_path=None, forwarded=None, logger=None,
+        access_log=None, pages=None, forwarded=None, logger=None,
     ))]
     #[allow(clippy::too_many_arguments, reason = "all but three are keywords")]
     fn new(
@@ -35,7 +35,7 @@ impl HttpService {
         limit_max_requests: Option<u64>,
         on_max_requests: Option<Py<PyAny>>,
         access_log: Option<Py<PyAny>>,
-        unlogged_path: Option<String>,
+        pages: Option<Bound<'_, PyAny>>,
         forwarded: Option<Py<PyAny>>,
         logger: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
@@ -49,7 +49,7 @@ impl HttpService {
             limit_max_requests,
             on_max_requests,
             access_log,
-            unlogged_path,
+            pages,
             forwarded,
             logger,
         };
@@ -58,7 +58,7 @@ impl HttpService {
 
     /// A protocol for a new connection.
     fn protocol<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, Connection>> {
-        Connection::new(slf, &Tasks)
+        Connection::new(slf, &Tasks, &Tasks)
     }
 
     /// How many connections are open.

@@ -198,7 +198,9 @@ impl Request {
         let this = slf.get();
         let py = slf.py();
         let (receive, send) = awaitable::channels(slf)?;
-        let application = slf.as_super().get().service(py)?.get().application(py)?;
+        let exchange = slf.as_super().get();
+        let service = exchange.service(py)?;
+        let application = service.get().application(py, exchange.route())?;
         let arguments = [scope.as_any(), receive.as_any(), send.as_any()];
         let given = objects::call(&application, arguments, None)?;
         drop((scope, receive, send));
@@ -241,6 +243,11 @@ impl Request {
         if exchange.websocket().is_some() {
             return counted.and(websocket_messages::finish(slf, outcome));
         }
+        let logged = if is_started {
+            exchange.log_end(py, service.get())
+        } else {
+            Ok(())
+        };
         let scope = exchange.take_logged_scope(py);
         let connection = exchange.connection(py);
         // What to log, and whether the connection just ends.
@@ -251,7 +258,7 @@ impl Request {
                 (Some("report_exception"), error, is_started)
             }
             Ok(value) if !value.is_none() => (Some("report_result"), value, true),
-            Ok(_) if is_complete => return counted,
+            Ok(_) if is_complete => return counted.and(logged),
             // Its client is gone, or the server has ended the connection.
             Ok(value) if is_disconnected => (None, value, true),
             Ok(value) if is_started => (Some("report_incomplete"), value, true),
@@ -269,7 +276,7 @@ impl Request {
             Some(report) => service.get().report(py, report, &argument),
             None => Ok(()),
         };
-        counted.and(ended).and(reported)
+        counted.and(logged).and(ended).and(reported)
     }
 }
 

@@ -339,9 +339,12 @@ impl SocketTransport {
     pub(crate) fn start_file(
         slf: &Bound<'_, Self>,
         file: RawFd,
+        offset: u64,
         count: usize,
     ) -> PyResult<Option<Py<PyAny>>> {
-        file_sending::start(slf, file, 0, Some(count))
+        // The kernel refuses what is too large.
+        let offset = libc::off_t::try_from(offset).unwrap_or(libc::off_t::MAX);
+        file_sending::start(slf, file, offset, Some(count))
     }
 
     /// Sends bytes, a payload, and more bytes, as one `write` of all of them would. A large payload is not copied.

@@ -21,9 +21,10 @@ impl Connection {
         text: &str,
     ) -> PyResult<()> {
         let py = slf.py();
+        let begun = slf.get().current(py).map(|request| request.get().begun(py));
         let logged = match (scope, slf.get().link.service(py)) {
             (Some(scope), Some(service)) if !slf.get().link.is_closing(py) => {
-                HttpService::log_access(&service, scope.bind(py), status)
+                HttpService::log_refusal(&service, scope.bind(py), status, begun, text)
             }
             _ => Ok(()),
         };

@@ -200,6 +200,7 @@ impl Protocol for Http1 {
             other => other.cloned(),
         };
         let payload = content.filter(|_| framed.sends_payload());
+        exchange.count_file(py, if framed.sends_payload() { count } else { 0 });
         let left = if payload.is_some() || !framed.sends_payload() {
             0
         } else {

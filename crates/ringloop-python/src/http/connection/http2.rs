@@ -21,6 +21,7 @@ use crate::http::exchange::{Exchange, FileBegun, FileStart, Part, Protocol, resp
 use crate::http::h2::{Http2, Open, Stream};
 use crate::http::link::{Link, Sent};
 use crate::http::message::Fields;
+use crate::http::pages::Route;
 use crate::http::scope::Template;
 use crate::http::service::HttpService;
 use crate::names::intern;
@@ -216,17 +217,19 @@ impl Connection {
             method: head.known_method(),
             at_ns: clock::now_ns(),
         };
+        let dispatch = template.dispatch();
         let exchange = Exchange::new(
             service,
             slf.as_any(),
             &HTTP2,
             stream,
             &scope,
+            dispatch,
             begun,
             end,
             None,
         );
-        let answerer = this.state.get(py).answerer;
+        let answerer = this.answerer(py, dispatch.route);
         let request = answerer.take(exchange, scope)?.unbind();
         let awaits_continue = head.expects_continue() && !end;
         this.with_http2(py, |http2| {
@@ -270,14 +273,15 @@ impl Connection {
     ) -> PyResult<()> {
         let py = slf.py();
         let stream = request.get().number();
-        if service.get().is_overloaded(py) {
+        let route = request.get().route();
+        if route != Route::Page && service.get().is_overloaded(py) {
             service.get().count_request(py)?;
             let scope = request.get().take_logged_scope(py);
             let refused = Self::refuse_stream(slf, stream, scope, 503, "Service Unavailable");
             let warned = service.get().warn(py, "Exceeded concurrency limit.");
             return refused.and(warned);
         }
-        let answerer = slf.get().state.get(py).answerer;
+        let answerer = slf.get().answerer(py, route);
         answerer.start(service, request)
     }
 
@@ -607,6 +611,7 @@ impl Protocol for Http2Protocol {
         let count = announced.flatten().map_or(file.size, |left| {
             usize::try_from(left).map_or(file.size, |left| left.min(file.size))
         });
+        exchange.count_file(py, if is_forbidden { 0 } else { count });
         let left = match file.content {
             None => {
                 Connection::drive(connection)?;
@@ -750,6 +755,8 @@ impl Connection {
         let fields = std::iter::once(kind).chain(defaults.filter(|(name, _)| *name != kind.0));
         let body = Bytes::copy_from_slice(text.as_bytes());
         let length = Some(body.len() as u64);
+        let request = this.with_http2(py, |http2| http2.request(py, stream));
+        let begun = request.flatten().map(|request| request.get().begun(py));
         this.with_http2(py, |http2| {
             let number = stream;
             let answered = service.get().with_lines(py, |lines, unix_s| {
@@ -764,12 +771,10 @@ impl Connection {
                 return;
             }
             http2.has_waited |= http2.messages.buffered(number) > 0;
-            let exchange = http2.exchanges.get(&stream);
-            let begun = exchange.map(|it| it.request.get().begun(py));
             service.get().count_response(py, begun, status);
         });
         let logged = match scope {
-            Some(scope) => HttpService::log_access(&service, scope.bind(py), status),
+            Some(scope) => HttpService::log_refusal(&service, scope.bind(py), status, begun, text),
             None => Ok(()),
         };
         Self::leave_stream(slf, stream).and(logged)

@@ -4,6 +4,7 @@ use pyo3::exceptions::{PyConnectionError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use ringloop_http::ResponseError;
+use ringloop_http::h1::Method;
 
 use super::{Exchange, FileStart, Part};
 use crate::http::message::Fields;
@@ -53,7 +54,8 @@ impl Exchange {
 
     /// Whether the connection, or the server, has ended the exchange.
     pub(in crate::http) fn is_disconnected(&self, py: Python<'_>) -> bool {
-        self.state.get(py).is_disconnected
+        let state = self.state.get(py);
+        state.is_disconnected || state.has_broken_file
     }
 
     /// Whether a file is being sent.
@@ -148,6 +150,12 @@ impl Exchange {
             }
         };
         let is_forbidden = this.protocol.send_body(this, connection, &part, &service)?;
+        if service.get().logs_ends() && !is_forbidden {
+            let mut state = this.state.get_mut(py);
+            if state.begun.method != Method::Head {
+                state.body_length += body.as_bytes().len() as u64;
+            }
+        }
         let done = if part.is_last {
             Self::complete(slf, connection, &service)
         } else {
@@ -200,7 +208,25 @@ impl Exchange {
         this.wake_receivers(py)?;
         // The connection forgets the request, so nothing else would wake them.
         this.wake_senders(py)?;
-        this.protocol.on_complete(slf, connection)
+        let logged = this.log_end(py, service.get());
+        this.protocol.on_complete(slf, connection).and(logged)
+    }
+
+    /// Logs a request whose response has begun, and ends here, if that was not logged at its beginning.
+    pub(in crate::http) fn log_end(&self, py: Python<'_>, service: &HttpService) -> PyResult<()> {
+        if !service.logs_ends() {
+            return Ok(());
+        }
+        let (scope, status, begun, length) = {
+            let mut state = self.state.get_mut(py);
+            let is_known = state.file_tail.is_none() && !state.has_broken_file;
+            let length = is_known.then_some(state.body_length);
+            (state.logged_scope.take(), state.status, state.begun, length)
+        };
+        match scope {
+            Some(scope) => service.log_end(scope.bind(py), status, Some(begun), length),
+            None => Ok(()),
+        }
     }
 
     /// Collects trailers, and sends them when there are no more.
@@ -257,6 +283,14 @@ impl Exchange {
             self.warn_of_body(py, service.get())?;
         }
         Ok(begun.left)
+    }
+
+    /// A file is about to be sent, with this number of bytes.
+    pub(in crate::http) fn count_file(&self, py: Python<'_>, length: usize) {
+        let mut state = self.state.get_mut(py);
+        if state.begun.method != Method::Head {
+            state.body_length += length as u64;
+        }
     }
 
     /// A file is being sent from here on; `tail` comes after it.

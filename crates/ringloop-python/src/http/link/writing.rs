@@ -172,6 +172,7 @@ impl Link {
         &self,
         py: Python<'_>,
         file: RawFd,
+        offset: u64,
         count: usize,
     ) -> PyResult<Option<Py<PyAny>>> {
         let Some(socket) = self.socket(py) else {
@@ -180,7 +181,7 @@ impl Link {
         };
         self.flush(py)?;
         self.state.get_mut(py).count_written(py, count);
-        let waiter = SocketTransport::start_file(&socket, file, count)?;
+        let waiter = SocketTransport::start_file(&socket, file, offset, count)?;
         if waiter.is_some() {
             self.watch_unsent(py)?;
         }
