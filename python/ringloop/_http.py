@@ -330,6 +330,29 @@ def report_no_handshake(logger: logging.Logger, _: None) -> None:
     logger.error("ASGI callable returned without completing handshake.")
 
 
+def report_invalid(logger: logging.Logger, refused: tuple[tuple[str, int] | None, str, int]) -> None:
+    """Log which client sent something that is refused, what becomes of it, and how many were not logged before."""
+    client, outcome, unlogged = refused
+    logger.warning(
+        "Invalid HTTP request received. %s %s%s",
+        f"Client {client[0]}:{client[1]}" if client else "The client",
+        outcome,
+        f" (and {unlogged} more that were not logged)" if unlogged else "",
+    )
+
+
+_PLAIN_HTTP = "plain HTTP on a port for HTTPS"
+_PLAIN_HTTP_ANSWER = b"This port speaks HTTPS. Use https:// in place of http://.\n"
+_PLAIN_HTTP_HEAD = b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+
+
+def refuse_plain_http(logger: logging.Logger, transport: asyncio.WriteTransport) -> None:
+    """Answer a client that has sent plain HTTP in place of a TLS handshake, and log it."""
+    transport.write(_PLAIN_HTTP_HEAD % len(_PLAIN_HTTP_ANSWER) + _PLAIN_HTTP_ANSWER)
+    client = _client(transport.get_extra_info("peername"))
+    report_invalid(logger, (client, f"gets 400: {_PLAIN_HTTP}", 0))
+
+
 def log_websocket(logger: logging.Logger, answer: tuple[dict[str, Any], str]) -> None:
     """Log how a request for a WebSocket was answered, as uvicorn does."""
     scope, outcome = answer

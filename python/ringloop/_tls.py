@@ -82,6 +82,12 @@ class SSLProtocol(_core.SSLProtocol, _AsyncioSSLProtocol):  # type: ignore[misc]
         self._zero_marks = not (self._incoming_high_water > 0 and self._outgoing_high_water > 0)
 
     def _on_handshake_complete(self, handshake_exc: BaseException | None) -> None:
+        if (
+            getattr(handshake_exc, "reason", None) == "HTTP_REQUEST"
+            and isinstance(self._app_protocol, _core.HttpConnection)
+            and self._transport is not None
+        ):
+            self._app_protocol._refuse_plain_http(self._transport)
         super()._on_handshake_complete(handshake_exc)
         del handshake_exc  # Its traceback refers to this frame.
         if self._app_reading_paused and self._state is _WRAPPED:

@@ -3,6 +3,7 @@
 import asyncio
 import contextvars
 import gc
+import re
 import socket
 import weakref
 
@@ -14,6 +15,9 @@ from http2 import PREFACE, SETTINGS, Server, frame, get
 from serving import answer, body_of, run, text
 
 OWN = pytest.mark.ringloop_only
+
+
+INVALID = r"Invalid HTTP request received\. Client 127\.0\.0\.1:\d+"
 
 
 class Recorder:
@@ -1052,7 +1056,8 @@ def test_http2_can_be_off(arm, loop, errors):
         async with Server(arm, text(b"x"), http2=False) as server:
             data = await server.ask(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
             assert data.startswith(b"HTTP/1.1 505 ")
-            assert errors() == ["Invalid HTTP request received."]
+            (error,) = errors()
+            assert re.fullmatch(rf"{INVALID} gets 505: unsupported HTTP version", error)
 
     run(loop, test())
 
@@ -1075,7 +1080,9 @@ def test_the_reason_of_an_end_reaches_its_client(arm, loop, errors):
                     goaway = (await client.rest())[-17:]
                     assert goaway[3:9] == b"\x07\0\0\0\0\0"
                     assert goaway[-4:] == b"\0\0\0\1"
-            assert errors() == 50 * ["Invalid HTTP request received."]
+            found = errors()
+            assert len(found) == 50
+            assert all(re.fullmatch(rf"{INVALID} is disconnected: .+", error) for error in found)
 
     run(loop, test())
 

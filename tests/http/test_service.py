@@ -4,10 +4,12 @@ import asyncio
 import contextlib
 import gc
 import inspect
+import re
 import socket
 import ssl
 import sys
 import types
+import time
 import weakref
 
 import pytest
@@ -410,9 +412,10 @@ def test_the_end_of_an_application_whose_client_was_refused_is_not_reported(arm,
             client.reset()
 
     run(loop, test())
-    assert [record.getMessage() for record in caplog.records if record.name == LOGGER] == [
-        "Invalid HTTP request received."
-    ]
+    (message,) = [record.getMessage() for record in caplog.records if record.name == LOGGER]
+    assert re.fullmatch(
+        r"Invalid HTTP request received\. Client 127\.0\.0\.1:\d+ gets 400: invalid chunk size", message
+    )
 
 
 @pytest.mark.parametrize("may_start", [False, True])
@@ -1518,3 +1521,35 @@ def test_a_target_in_absolute_form_is_no_excuse_for_a_bad_host(arm, loop, fields
             assert (await server.ask(b"GET http://a/ HTTP/1.1\r\n" + fields + b"\r\n")).startswith(b"HTTP/1.1 400 ")
 
     run(loop, test())
+@pytest.mark.ringloop_only
+def test_refused_clients_cannot_fill_the_log(arm, loop, caplog):
+    """What is not logged is counted, and the next line says how many there were."""
+
+    class Transport(asyncio.Transport):
+        def write(self, data):
+            pass
+
+        def abort(self):
+            pass
+
+        def close(self):
+            pass
+
+    async def test():
+        service = make_service(asyncio.get_running_loop(), None)
+        began = time.monotonic()
+        count, found = 0, None
+        while found is None:
+            connection = service.protocol()
+            connection.connection_made(Transport())
+            connection.data_received(b"nonsense\r\n\r\n")
+            connection.connection_lost(None)
+            count += 1
+            found = MORE.search(caplog.records[-1].getMessage())
+        assert len(caplog.records) <= 100 * (int(time.monotonic() - began) + 2)
+        assert len(caplog.records) + int(found[1]) == count
+
+    loop.run_until_complete(test())
+
+
+MORE = re.compile(r"The client gets 400: invalid request line \(and (\d+) more that were not logged\)$")

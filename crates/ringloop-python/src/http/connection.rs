@@ -207,20 +207,18 @@ impl Connection {
                 }
                 Ok(Parsed::Nothing) => break Ok(()),
                 Ok(Parsed::BadHandshake(refusal)) => {
+                    let (status, text) = (refusal.status(), refusal.as_str());
+                    let warned = this.warn_of_invalid(&service, &format!("gets {status}: {text}"));
                     let fields = refusal.fields();
-                    let refused =
-                        Self::refuse_with(slf, refusal.status(), refusal.as_str(), fields);
-                    let warned = service.get().warn(py, "Invalid HTTP request received.");
-                    break refused.and(warned);
+                    break Self::refuse_with(slf, status, text, fields).and(warned);
                 }
                 Ok(Parsed::Http2) => {
                     this.state.get_mut(py).is_busy = false;
                     return Self::begin_http2(slf, &service);
                 }
                 Ok(Parsed::Refused(status, text)) => {
-                    let refused = Self::refuse(slf, status, text);
-                    let warned = service.get().warn(py, "Invalid HTTP request received.");
-                    break refused.and(warned);
+                    let warned = this.warn_of_invalid(&service, &format!("gets {status}: {text}"));
+                    break Self::refuse(slf, status, text).and(warned);
                 }
                 Err(error) => break Err(error),
             }
@@ -676,6 +674,14 @@ impl Connection {
         match streams {
             Some(_) => Self::drive(slf).and(result),
             None => result,
+        }
+    }
+
+    /// For `ringloop._tls`: the client has sent plain HTTP in place of a handshake.
+    fn _refuse_plain_http(&self, transport: &Bound<'_, PyAny>) -> PyResult<()> {
+        match self.link.service(transport.py()) {
+            Some(service) => (service.get()).report(transport.py(), "refuse_plain_http", transport),
+            None => Ok(()),
         }
     }
 

@@ -59,6 +59,11 @@ impl Peer {
         })
     }
 
+    /// The client's host and port, or None.
+    pub(super) fn client<'py>(&self, py: Python<'py>) -> &Bound<'py, PyAny> {
+        self.client.bind(py)
+    }
+
     pub(super) fn clone_ref(&self, py: Python<'_>) -> Self {
         Self {
             server: self.server.clone_ref(py),

@@ -125,10 +125,39 @@ struct State {
     requests_max: Option<u64>,
     is_shutting_down: bool,
     has_warned_of_upgrade: bool,
+    invalid: Ration,
     deadlines: Deadlines,
     timers: [Option<Py<PyAny>>; Kind::ALL.len()],
     /// Futures of those who wait for the end.
     closing: Vec<Py<PyAny>>,
+}
+
+/// How many lines about refused clients the log gets in a second.
+const INVALID_PER_SECOND: u64 = 100;
+
+/// Lines that are logged up to a number in each second.
+#[derive(Default)]
+struct Ration {
+    second: u64,
+    /// Those that have come in this second.
+    come: u64,
+    unlogged: u64,
+}
+
+impl Ration {
+    /// None if a line is one too many. Otherwise the number of those that were, since the last one that was not.
+    fn next(&mut self, now_ns: u64) -> Option<u64> {
+        let second = now_ns / 1_000_000_000;
+        if second != self.second {
+            (self.second, self.come) = (second, 0);
+        }
+        self.come += 1;
+        if self.come > INVALID_PER_SECOND {
+            self.unlogged += 1;
+            return None;
+        }
+        Some(std::mem::take(&mut self.unlogged))
+    }
 }
 
 /// Memory that requests take turns at.
@@ -213,6 +242,14 @@ fn default_fields(py: Python<'_>, headers: Option<&Bound<'_, PyAny>>) -> PyResul
     Ok((fields, server, has_date))
 }
 
+/// The versions of ASGI that scopes name.
+fn asgi_versions(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    let asgi = objects::dict(py)?;
+    asgi.set_item(intern!(py, "version"), intern!(py, "3.0"))?;
+    asgi.set_item(intern!(py, "spec_version"), intern!(py, "2.3"))?;
+    Ok(asgi)
+}
+
 impl HttpService {
     /// A service, with the settings that Python gave.
     pub(super) fn make(py: Python<'_>, given: Given<'_, '_>) -> PyResult<Self> {
@@ -235,9 +272,7 @@ impl HttpService {
             Some(logger) => logger,
             None => support::http(py)?.getattr(intern!(py, "logger"))?.unbind(),
         };
-        let asgi = objects::dict(py)?;
-        asgi.set_item(intern!(py, "version"), intern!(py, "3.0"))?;
-        asgi.set_item(intern!(py, "spec_version"), intern!(py, "2.3"))?;
+        let asgi = asgi_versions(py)?;
         let [of_loop, of_context] = [intern!(py, "loop"), intern!(py, "context")];
         let names = [of_loop, of_context].map(|name| name.clone().into_any());
         let task_names = if python_is_at_least(12) {
@@ -304,6 +339,7 @@ impl HttpService {
             requests_max: limit_max_requests,
             is_shutting_down: false,
             has_warned_of_upgrade: false,
+            invalid: Ration::default(),
             deadlines: Deadlines::new(),
             timers: [const { None }; Kind::ALL.len()],
             closing: Vec::new(),
@@ -599,6 +635,29 @@ impl HttpService {
             return Ok(());
         }
         self.warn(py, "Unsupported upgrade request.")
+    }
+
+    /// Says which client sent something that is refused, and what becomes of it. Clients could fill the log: what goes beyond
+    /// `INVALID_PER_SECOND` is only counted, and the next line says how many there were.
+    #[cold]
+    pub(super) fn warn_of_invalid(
+        &self,
+        py: Python<'_>,
+        client: &Bound<'_, PyAny>,
+        outcome: &str,
+    ) -> PyResult<()> {
+        let Some(unlogged) = self.state.get_mut(py).invalid.next(clock::now_ns()) else {
+            return Ok(());
+        };
+        let argument = objects::tuple(
+            py,
+            [
+                client.clone(),
+                objects::string(py, outcome)?.into_any(),
+                New(unlogged).into_pyobject(py)?.into_any(),
+            ],
+        )?;
+        self.report(py, "report_invalid", &argument)
     }
 
     #[cold]

@@ -31,6 +31,20 @@ impl Connection {
         Self::refuse(slf, status, text).and(logged)
     }
 
+    /// Logs that the client has sent something that is refused, and what becomes of it: as "gets 400: invalid host".
+    #[cold]
+    pub(super) fn warn_of_invalid(
+        &self,
+        service: &Bound<'_, HttpService>,
+        outcome: &str,
+    ) -> PyResult<()> {
+        let py = service.py();
+        let peer = self.link.peer(py)?;
+        let none = py.None().into_bound(py);
+        let client = peer.as_ref().map_or(&none, |peer| peer.client(py));
+        service.get().warn_of_invalid(py, client, outcome)
+    }
+
     /// Answers with an error and ends the connection; if a response has begun, it just ends.
     pub(in crate::http) fn refuse(slf: &Bound<'_, Self>, status: u16, text: &str) -> PyResult<()> {
         Self::refuse_with(slf, status, text, &[])

@@ -155,8 +155,9 @@ impl Connection {
                 end,
             } => Self::begin_request(slf, service, stream, request, end),
             Event::Refused { stream, fault } => {
-                let warned = service.get().warn(py, "Invalid HTTP request received.");
-                Self::refuse_stream(slf, stream, None, fault.status(), fault.as_str()).and(warned)
+                let (status, text) = (fault.status(), fault.as_str());
+                let warned = this.warn_of_invalid(service, &format!("gets {status}: {text}"));
+                Self::refuse_stream(slf, stream, None, status, text).and(warned)
             }
             Event::Data { stream, data, end } => this.on_data(py, stream, &data, end),
             Event::Trailers { stream, .. } => this.on_data(py, stream, b"", true),
@@ -178,7 +179,9 @@ impl Connection {
                 Self::flush_last(slf, service)?;
                 let warned = match &end {
                     h2::End::Orderly => Ok(()),
-                    h2::End::Error(_) => service.get().warn(py, "Invalid HTTP request received."),
+                    h2::End::Error(error) => {
+                        this.warn_of_invalid(service, &format!("is disconnected: {error}"))
+                    }
                     h2::End::Flood => {
                         let text = format!("An HTTP/2 client was disconnected: {end}.");
                         service.get().warn(py, &text)
