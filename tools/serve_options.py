@@ -16,8 +16,12 @@ from ringloop.http._options import Option, default_of, options_of
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "serve.md"
 BEGIN, END = "<!-- serve-options: begin -->\n", "<!-- serve-options: end -->\n"
-APP_DIR = "| `--app-dir` | the same | `--working-dir` | put in front of `sys.path` |"
-"""The only option that is no setting of a server."""
+OF_COMMAND = (
+    "| `--app-dir` | the same | `--working-dir` | put in front of `sys.path` |",
+    "| `--config` | - | - | file with settings, in TOML: see [Configuration file](#configuration-file) |",
+    "| `--check` | - | - | load the configuration, the certificate and the application, and exit: see [Checking](#checking) |",
+)
+"""The options that are no settings of a server."""
 
 
 def names_of(row: Option) -> str:
@@ -43,7 +47,7 @@ def rows() -> Iterator[str]:
         if not row.hidden:
             yield f"| {names_of(row)} | {row.uvicorn or '-'} | {row.granian or '-'} | {meaning_of(field, row)} |"
         if row.spelling == "--factory":
-            yield APP_DIR
+            yield from OF_COMMAND
 
 
 def with_table(text: str) -> str:

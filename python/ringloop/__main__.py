@@ -6,13 +6,19 @@ import argparse
 import json
 import os
 import platform
+import shlex
 import sys
 from typing import TYPE_CHECKING, Any
 
 import ringloop
 
+from ._platform import DOCUMENTATION
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+# The variable by which a shell asks for completions, by click's rules.
+_COMPLETE = "_RINGLOOP_COMPLETE"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -21,6 +27,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments = sys.argv[1:]
     if arguments and arguments[0] == "serve":
         return _serve(arguments[1:])
+    if not arguments and _COMPLETE in os.environ:
+        return _complete()
+    if arguments and not arguments[0].startswith("-"):
+        _parser().error(_refusal(arguments))
     options = _parser().parse_args(arguments)
     status: int = options.run(options)
     return status
@@ -31,17 +41,50 @@ def _program() -> str:
     return "python -m ringloop" if name == "__main__.py" else name
 
 
+def _refusal(arguments: Sequence[str]) -> str:
+    """Return what is wrong with a first word that is no command, and what the user may have meant."""
+    word, *others = arguments
+    if ":" in word or word.endswith(".py"):
+        wrong, meant = "the command is missing", [word, *others]
+    else:
+        wrong, meant = f"there is no command {word!r}", others
+    if not meant or meant[0].startswith("-"):
+        meant = ["main:app", *meant]
+    words = shlex.join(meant)
+    if meant[0].partition(":")[0].endswith(".py"):
+        from .http._importing import as_name
+
+        words = f"{as_name(meant[0])} {shlex.join(meant[1:])}".rstrip()
+    return f"{wrong}. Did you mean: {_program()} serve {words}"
+
+
 def _serve(arguments: Sequence[str]) -> int:
+    if not _has_click():
+        return 3
+    from .http import _command_line
+
+    _command_line.main(arguments, _program())
+    return 0
+
+
+def _has_click() -> bool:
     try:
         import click  # noqa: F401
     except ModuleNotFoundError as error:
         if error.name != "click":
             raise
         print("ringloop serve needs click: pip install 'ringloop[serve]'", file=sys.stderr)
+        return False
+    return True
+
+
+def _complete() -> int:
+    """Answer a shell that completes a command line."""
+    if not _has_click():
         return 3
     from .http import _command_line
 
-    _command_line.main(arguments, _program())
+    _command_line.complete(_COMPLETE)
     return 0
 
 
@@ -51,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
         usage="%(prog)s [-h] [--version] [--json] [--check]\n       %(prog)s serve MODULE:ATTRIBUTE ...",
         description="Show the versions of ringloop, Python and the kernel, which backend a loop gets and why, and how it would wait.",
         epilog=f"`{_program()} serve` is an HTTP server for ASGI applications; see `{_program()} serve --help`. "
-        "The environment variables RINGLOOP_BACKEND and RINGLOOP_BUSY_POLL set how loops run (docs/backends.md).",
+        f"The environment variables RINGLOOP_BACKEND and RINGLOOP_BUSY_POLL set how loops run: {DOCUMENTATION}/backends.md",
     )
     parser.add_argument("--version", action="version", version=f"ringloop {ringloop.__version__}")
     parser.add_argument("--json", action="store_true", help="print the same as one JSON object")

@@ -11,6 +11,9 @@ NEWEST_TESTED = (3, 15)
 IS_TESTED = sys.version_info[:2] <= NEWEST_TESTED
 """Whether ringloop was tested on the running minor version. If not, no copies of asyncio's code are used."""
 
+DOCUMENTATION = "https://github.com/ringloop/ringloop/blob/main/docs"
+"""Where users of a wheel find the documentation."""
+
 _ADVICE = "Use asyncio's own event loop here."
 
 

@@ -20,7 +20,8 @@ import support
 
 FOLDER = pathlib.Path(__file__).parent
 RINGLOOP = [sys.executable, "-m", "ringloop"]
-RUNNING = re.compile(r"Ringloop running on (\S+) \(Press|Ringloop running on (?:unix )?socket (\S+) \(Press")
+_WITH = r"(?: with \S+)? \(Press"
+RUNNING = re.compile(rf"Ringloop running on (\S+){_WITH}|Ringloop running on (?:unix )?socket (\S+){_WITH}")
 
 
 class ServeProcess:

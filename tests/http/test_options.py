@@ -62,7 +62,7 @@ def test_uvicorns_configurations_are_taken():
 
 def test_each_option_is_a_setting():
     fields = {field.name for field in dataclasses.fields(Config)}
-    without = {"app_dir", "version"}
+    without = {"app_dir", "check", "config", "version"}
     assert set(options()) - without <= fields
     only_in_python = {"ssl_context_factory", "install_signal_handlers"}
     assert fields - set(options()) == only_in_python
@@ -100,6 +100,7 @@ def test_the_help_has_groups():
     assert "\n  MODULE:ATTRIBUTE" not in result.output, "it is no option"
     assert "[default: CERT_NONE]" not in result.output, "the option takes a number"
     assert "over HTTP/1.1, HTTP/2 and WebSocket." in result.output
+    assert result.output.endswith("  https://github.com/ringloop/ringloop/blob/main/docs/serve.md\n")
 
 
 def test_what_the_command_line_hands_over(monkeypatch):

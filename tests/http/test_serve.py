@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import re
+import shlex
 import signal
 import socket
 import stat
@@ -34,7 +35,7 @@ def test_it_serves_and_says_so(arm):
             "INFO:     Waiting for application startup.",
             "startup",
             "INFO:     Application startup complete.",
-            f"INFO:     Ringloop running on http://127.0.0.1:{port} (Press CTRL+C to quit)",
+            f"INFO:     Ringloop running on http://127.0.0.1:{port} with {arm} (Press CTRL+C to quit)",
             'INFO:     127.0.0.1:# - "GET / HTTP/1.1" 200 OK',
             "INFO:     Shutting down",
             "INFO:     Waiting for application shutdown.",
@@ -155,24 +156,133 @@ def test_a_wrong_setting_of_the_loop_ends_with_status_3(arm, workers, name, valu
     assert output.count("\n") == 1
 
 
-def test_a_port_that_is_taken(arm):
+def test_a_port_that_is_taken(arm, tmp_path):
+    (tmp_path / "telling.py").write_text("print('imported')\nfrom applications import app\n")
     with socket.create_server((support.HOST, 0)) as listener:
         port = listener.getsockname()[1]
-        status, output = fails(arm, "applications:app", "--port", str(port))
+        status, output = fails(arm, "telling:app", "--port", str(port), cwd=tmp_path)
         assert status == 3
         message = (
             f"error while attempting to bind on address ('127.0.0.1', {port}): {os.strerror(errno.EADDRINUSE).lower()}"
         )
         assert f"ERROR:    [Errno 98] {message}; `ss -ltnp` shows by which process\n" in output
+        assert "imported" not in output
+
+
+def test_a_port_that_is_taken_while_the_application_starts(arm, tmp_path):
+    """Both have the port, and the one that starts first may listen."""
+    listen = "import os, socket\nsock = socket.socket()\nsock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)\n"
+    listen += "sock.bind(('127.0.0.1', int(os.environ['TAKEN'])))\nsock.listen()\nfrom applications import app\n"
+    (tmp_path / "taking.py").write_text(listen)
+    with socket.socket() as free:
+        free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        free.bind((support.HOST, 0))
+        port = str(free.getsockname()[1])
+        status, output = fails(arm, "taking:app", "--port", port, cwd=tmp_path, env={"TAKEN": port})
+        assert status == 3
+        assert "ERROR:    [Errno 98] Address already in use; `ss -ltnp` shows by which process\n" in output
         # It had started before, and is told.
         assert "shutdown" in output.splitlines()
 
 
-def test_errors_of_the_import_are_the_users(arm, tmp_path):
-    (tmp_path / "wrong.py").write_text("import missing_thing\n")
-    status, output = fails(arm, "wrong:app", "--app-dir", str(tmp_path))
-    assert status == 1
-    assert "No module named 'missing_thing'" in output
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_it_says_where_it_runs_once_it_can_be_connected_to(arm, tmp_path, workers):
+    """The application waits for a file, until which the port is refused."""
+    (tmp_path / "waiting.py").write_text(
+        "import os, time\nprint('waits', flush=True)\nwhile not os.path.exists('go'):\n    time.sleep(0.01)\n"
+        "from applications import app\n"
+    )
+    with serving(arm, "waiting:app", "--workers", workers, cwd=tmp_path) as program:
+        program.wait_for("waits")
+        assert "running on" not in program.output
+        (tmp_path / "go").touch()
+        with socket.create_connection(program.address):
+            pass
+        assert program.get("/")[0] == 200
+        assert program.output.count("running on") == 1
+        program.stop()
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize(
+    ("content", "first"),
+    [
+        ("import missing_thing\n", '  File "{path}", line 1, in <module>\n'),
+        ("def make():\n    raise KeyError('a')\napp = make()\n", '  File "{path}", line 3, in <module>\n'),
+        ("def app():\n    raise KeyError('a')\n", '  File "{path}", line 2, in app\n'),
+        ("x = (\n", '  File "{path}", line 1\n'),
+    ],
+    ids=["import", "call", "factory", "syntax"],
+)
+def test_errors_of_the_import_are_the_users(arm, tmp_path, content, first, workers):
+    """The traceback begins in the user's file."""
+    path = tmp_path / "wrong.py"
+    path.write_text(content)
+    status, output = fails(arm, "wrong:app", "--app-dir", str(tmp_path), "--workers", workers)
+    assert status == (1 if workers == "1" else 3)
+    for _, _, shown in [part.partition("most recent call last):\n") for part in output.split("Traceback (")[1:]]:
+        assert shown.startswith(first.format(path=path))
+    assert first.format(path=path) in output
+    for theirs in ("importlib", "ringloop/", "asyncio/", "multiprocessing/", "click/"):
+        assert theirs not in output, output
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("main.py", 'Import string "main.py" must be in format "<module>:<attribute>". Did you mean "main:app"?'),
+        ("main", 'Import string "main" must be in format "<module>:<attribute>". Did you mean "main:app"?'),
+        ("main.py:api", 'Could not import module "main.py". Did you mean "main:api"?'),
+        ("src/main.py:app", 'Could not import module "src/main.py". Did you mean "src.main:app"?'),
+        ("./main.py:app", 'Could not import module "./main.py". Did you mean "main:app"?'),
+        ("/srv/x-y/main.py", 'Did you mean "--app-dir /srv/x-y main:app"?'),
+        ("applications:ap", 'Attribute "ap" not found in module "applications". Did you mean "applications:app"?'),
+        ("applications:os.pth", 'Did you mean "applications:os.path"?'),
+        ("applications:__name__", '"applications:__name__" is no application: a str can\'t be called.'),
+        ("os:getpid", "What the factory returns is no application: a int can't be called."),
+    ],
+)
+def test_wrong_names_get_an_answer(arm, tmp_path, name, message):
+    (tmp_path / "main.py").write_text("raise SystemExit('imported')\n")
+    status, output = fails(arm, name, cwd=tmp_path)
+    assert status == 3
+    assert "ERROR:    Error loading ASGI app. " in output
+    assert message in output
+    assert "Traceback" not in output and "imported" not in output
+
+
+def test_a_module_py_of_a_package_is_one(arm, tmp_path):
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "py.py").write_text("from applications import app\n")
+    with serving(arm, "package.py:app", cwd=tmp_path) as program:
+        assert program.get("/")[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("srve", "main:app"),
+        ("srve --port 1", "main:app --port 1"),
+        ("run main:app --port 1", "main:app --port 1"),
+        ("main:app", "main:app"),
+        ("main.py --port 1", "main:app --port 1"),
+        ("main.py:api", "main:api"),
+    ],
+)
+def test_wrong_commands_get_an_answer(arm, words, meant):
+    with serving(arm, command=[*RINGLOOP, *shlex.split(words)]) as program:
+        assert program.wait() == 2
+        assert program.output.endswith(f". Did you mean: python -m ringloop serve {meant}\n")
+
+
+def test_a_directory_that_does_not_exist_is_named(arm):
+    import ringloop
+
+    status, output = fails(arm, "applications:app", "--app-dir", "/nowhere")
+    assert status == 2
+    assert output.endswith("Error: Invalid value for '--app-dir': Directory '/nowhere' does not exist.\n")
+    with pytest.raises(ValueError, match="app_dir: there is no directory '/nowhere'"):
+        ringloop.serve("applications:app", app_dir="/nowhere")
 
 
 @both_backends
@@ -186,7 +296,7 @@ def test_a_unix_socket_keeps_its_mode_and_is_removed(arm, tmp_path):
         with serving(arm, "applications:app", "--uds", str(path)) as program:
             assert program.get("/")[0] == 200
             assert stat.S_IMODE(path.stat().st_mode) == mode
-            assert f"Ringloop running on unix socket {path} (Press" in program.output
+            assert f"Ringloop running on unix socket {path} with {arm} (Press" in program.output
             assert program.get_json("/scope")["client"] is None
             assert program.stop() == -signal.SIGTERM
         assert not path.exists()
@@ -486,6 +596,9 @@ def test_mistakes_on_the_command_line(arm):
         ((), "Missing argument 'MODULE:ATTRIBUTE'"),
         (("applications:app", "--header", "nonsense"), "'nonsense' is not of the form Name:Value"),
         (("applications:app", "--port", "70000"), "70000 is too large: the maximum is 65535."),
+        (("applications:app", "--port", "abc"), "'abc' is not a valid integer. Use a whole number from 0 to 65535."),
+        (("applications:app", "--workers", "0"), "0 is not in the range x>=1. Use a whole number from 1 on."),
+        (("applications:app", "--timeout-head", "x"), "Use a number of seconds from 0, up to 1000000000."),
         (("applications:app", "--nonsense"), "No such option"),
     ):
         status, output = fails(arm, *arguments)

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import json
 import os
+import re
 import signal
 import socket
 import ssl
@@ -94,11 +95,30 @@ def test_https(arm, files):
         assert f"Ringloop running on https://127.0.0.1:{program.address[1]} " in program.output
         # Somebody who doesn't speak TLS hurts nobody.
         with program.connect() as sock:
-            sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            sock.sendall(b"nonsense in place of TLS")
             while sock.recv(65536):
                 pass
         assert program.get("/", context=context)[0] == 200
         assert program.stop() == -signal.SIGTERM
+
+
+@both_backends
+@pytest.mark.parametrize("method", ["GET", "POST", "HEAD"])
+def test_plain_http_on_a_port_for_tls_is_told(arm, files, method):
+    with serving(arm, "applications:app", *files.options()) as program:
+        client = program.client()
+        try:
+            port = client.sock.getsockname()[1]
+            client.request(method, "/", body=b"x" if method == "POST" else None)
+            response = client.getresponse()
+            assert response.status == 400
+            expected = b"This port speaks HTTPS. Use https:// in place of http://.\n"
+            assert response.read() == (b"" if method == "HEAD" else expected)
+        finally:
+            client.close()
+        text = f"Invalid HTTP request received. Client 127.0.0.1:{port} gets 400: plain HTTP on a port for HTTPS"
+        program.wait_for(re.escape(f"WARNING:  {text}\n"))
+        assert program.get("/", context=files.client_context())[0] == 200
 
 
 @pytest.mark.parametrize("workers", [(), ("--workers", "2")])
@@ -242,6 +262,9 @@ def test_a_session_ends_with_the_authority_of_its_client(arm, files, version):
             assert ask(early) == b"HTTP/1.1 200", "what is open stays open"
 
 
+BROKEN = b"-----BEGIN %b-----\nAAAA\n-----END %b-----\n"
+
+
 def encrypt(files):
     from cryptography.hazmat.primitives import serialization
 
@@ -256,7 +279,8 @@ def test_a_key_with_a_password(arm, files):
         assert program.get("/", context=files.client_context())[0] == 200
     status, output = fails(arm, "applications:app", *files.options(), "--ssl-keyfile-password", "wrong")
     assert status == 3
-    assert "ERROR:    TLS can't be set up: " in output
+    text = f"the private key in '{files.key}' can't be read, or its password is wrong: "
+    assert f"ERROR:    TLS can't be set up: {text}" in output
     status, output = fails(arm, "applications:app", *files.options())
     assert status == 3
     assert "the TLS key is encrypted: ssl_keyfile_password (--ssl-keyfile-password) is missing" in output
@@ -267,6 +291,30 @@ def test_a_missing_file_is_named(arm, files, option):
     status, output = fails(arm, "applications:app", *files.options(), option, "/nowhere")
     assert status == 3
     assert "ERROR:    TLS can't be set up: [Errno 2] No such file or directory: '/nowhere'" in output
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("certificate", b"nonsense", "'FILE' has no certificate in PEM format"),
+        ("key", b"nonsense", "'FILE' has no private key in PEM format"),
+        ("certificate", BROKEN % (2 * (b"CERTIFICATE",)), "the certificate in 'FILE' can't be read: "),
+        (
+            "key",
+            BROKEN % (2 * (b"PRIVATE KEY",)),
+            "the private key in 'FILE' can't be read, or its password is wrong: ",
+        ),
+        ("key", None, "the key in 'FILE' is not that of the certificate in '"),
+        ("ca", b"nonsense", "'FILE' has no valid certificate in PEM format: "),
+    ],
+)
+def test_a_file_that_is_wrong_is_named(arm, files, name, content, message):
+    path = getattr(files, name)
+    path.write_bytes(files.issue().private_key_pem.bytes() if content is None else content)
+    status, output = fails(arm, "applications:app", *files.options(), "--ssl-ca-certs", str(files.ca))
+    assert status == 3
+    assert f"ERROR:    TLS can't be set up: {message.replace('FILE', str(path))}" in output
+    assert "Traceback" not in output
 
 
 def test_ciphers(arm, files):

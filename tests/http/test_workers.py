@@ -688,7 +688,7 @@ def test_a_program_that_serves_when_a_worker_imports_it_is_told(arm, tmp_path):
         assert program.wait() == 3
         hint = 'which serves again: call `ringloop.serve` under `if __name__ == "__main__":` only.'
         assert 1 <= program.output.count(hint) <= 2, "each worker may say it"
-        assert program.output.count("Ringloop running on") == 1
+        assert "Ringloop running on" not in program.output
         assert "Traceback" not in program.output
 
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ._errors import StartupError
-from ._importing import ImportFromStringError, import_from_string, import_optional
+from ._importing import ImportFromStringError, calls_user, import_from_string, import_optional
 from .logging import TRACE_LOG_LEVEL, asgi_logger, logger
 
 if sys.version_info >= (3, 14):
@@ -27,13 +27,21 @@ _PLACEHOLDERS = {"body": "<{} bytes>", "bytes": "<{} bytes>", "text": "<{} chars
 
 
 def load(name: Any) -> Any:
-    """Return the object that the user named. Raise StartupError if there is none."""
+    """Return the object that the user named. Raise StartupError if there is none, or it can't be called."""
     try:
-        return import_from_string(name)
+        app = import_from_string(name)
     except ImportFromStringError as error:
         raise StartupError(f"Error loading ASGI app. {error}") from None
+    return _require_callable(app, f'"{name}"' if isinstance(name, str) else "The object")
 
 
+def _require_callable(app: Any, what: str) -> Any:
+    if not callable(app):
+        raise StartupError(f"Error loading ASGI app. {what} is no application: a {type(app).__name__} can't be called.")
+    return app
+
+
+@calls_user
 def call_factory(app: Any, factory: bool) -> Any:
     """Return what a factory returns; an application is returned as it is.
 
@@ -49,7 +57,7 @@ def call_factory(app: Any, factory: bool) -> Any:
         logger.warning(
             "ASGI app factory detected. Using it, but please consider setting the --factory flag explicitly."
         )
-    return made
+    return _require_callable(made, "What the factory returns")
 
 
 def is_asgi3(app: Any) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import platform
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,16 +14,22 @@ from click.core import ParameterSource
 
 import ringloop
 
+from .._platform import DOCUMENTATION
 from . import _headers, _static
 from ._config import Config, workers_in_environment
+from ._config_file import ConfigFile, ConfigFileError, find
+from ._importing import import_failures_shown
 from ._options import LONGEST_S, Names, Numbers, Option, Seconds, default_of, options_of
-from ._run import run
+from ._run import check_application, run
 from .logging import LOG_LEVELS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 _HEAD_OF_NAMES = ("RINGLOOP_", "UVICORN_")
+
+# Where a context has the configuration file.
+_FILE = "ringloop.http.config_file"
 
 
 class _Option(click.Option):
@@ -38,13 +46,38 @@ class _Option(click.Option):
     def get_error_hint(self, ctx: click.Context | None) -> str:
         """Return the option's name in a message about a wrong value: as the user has set it."""
         assert self.name is not None
-        if ctx is None or ctx.get_parameter_source(self.name) is not ParameterSource.ENVIRONMENT:
+        source = None if ctx is None else ctx.get_parameter_source(self.name)
+        if ctx is not None and source is ParameterSource.DEFAULT_MAP:
+            file: ConfigFile = ctx.meta[_FILE]
+            return f"'{self.name.replace('_', '-')}' ({file.place_of(self.name)})"
+        if source is not ParameterSource.ENVIRONMENT:
             return super().get_error_hint(ctx)
         return next(f"the environment variable {name}" for name in self.envvar or () if os.environ.get(name))
 
 
 class _Command(click.Command):
-    """A command whose help shows its options in groups."""
+    """A command whose help shows its options in groups, and whose defaults may come from a file."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not ctx.resilient_parsing:
+            given, _, _ = self.make_parser(ctx).parse_args(list(args))
+            # --help and --version need no file.
+            if given.keys().isdisjoint(parameter.name for parameter in self.get_params(ctx) if parameter.is_eager):
+                self._read_file(ctx, given)
+        return super().parse_args(ctx, args)
+
+    def _read_file(self, ctx: click.Context, given: Mapping[str, Any]) -> None:
+        """Make what the configuration file says the default of the options."""
+        environment = {parameter.name: parameter.resolve_envvar_value(ctx) for parameter in self.params}
+        path = given.get("config") or environment["config"]
+        directory = given.get("app_dir") or environment["app_dir"]
+        try:
+            file = ConfigFile(path) if path else find(["", *([directory] if directory else [])])
+        except ConfigFileError as error:
+            raise click.UsageError(str(error), ctx) from None
+        if file is not None:
+            ctx.meta[_FILE] = file
+            ctx.default_map = file.values
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {}
@@ -88,6 +121,12 @@ def _check_folders(context: click.Context, parameter: click.Parameter, values: t
     return list(values)
 
 
+def _check_directory(_: click.Context, __: click.Parameter, value: str) -> str:
+    if value and not os.path.isdir(value):
+        raise click.BadParameter(f"Directory {value!r} does not exist.")
+    return value
+
+
 def _show_version(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
     if wanted and not context.resilient_parsing:
         python = f"{platform.python_implementation()} {platform.python_version()}"
@@ -95,28 +134,47 @@ def _show_version(context: click.Context, parameter: click.Parameter, wanted: bo
         context.exit()
 
 
+@contextlib.contextmanager
+def _naming_what_is_valid(allowed: Numbers | Seconds) -> Iterator[None]:
+    """Add to click's message about a wrong value what a right one is."""
+    try:
+        yield
+    except click.BadParameter as error:
+        valid = str(allowed)
+        if isinstance(allowed, Numbers) and allowed.largest == sys.maxsize:
+            valid = f"a whole number from {allowed.smallest} on"
+        raise click.BadParameter(f"{error.message} Use {valid}.", error.ctx, error.param) from None
+
+
 class _Number(click.IntRange):
     """A whole number. The help doesn't mention the maximum."""
 
+    name = "integer"
+
     def __init__(self, allowed: Numbers) -> None:
         super().__init__(min=allowed.smallest)
-        self._largest = allowed.largest
+        self._allowed = allowed
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        number: int = super().convert(value, param, ctx)
-        if number > self._largest:
-            self.fail(f"{value} is too large: the maximum is {self._largest}.", param, ctx)
+        with _naming_what_is_valid(self._allowed):
+            number: int = super().convert(value, param, ctx)
+        if number > self._allowed.largest:
+            self.fail(f"{value} is too large: the maximum is {self._allowed.largest}.", param, ctx)
         return number
 
 
 class _Seconds(click.FloatRange):
     """A time that is neither infinite nor longer than anybody waits."""
 
+    name = "float"
+
     def __init__(self, allowed: Seconds) -> None:
         super().__init__(min=0, min_open=allowed.positive)
+        self._allowed = allowed
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        seconds: float = super().convert(value, param, ctx)
+        with _naming_what_is_valid(self._allowed):
+            seconds: float = super().convert(value, param, ctx)
         if not seconds <= LONGEST_S:
             self.fail(f"{value} is not a number of seconds up to {LONGEST_S}.", param, ctx)
         return seconds
@@ -128,7 +186,14 @@ def _type_of(allowed: Numbers | Seconds | Names) -> click.ParamType[Any]:
     return _Seconds(allowed) if isinstance(allowed, Seconds) else click.Choice(allowed.words)
 
 
-_PATH = click.Path(exists=True)
+class _File(click.Path):
+    """A file that exists, or the table that a configuration file has in its place."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if isinstance(value, dict) else super().convert(value, param, ctx)
+
+
+_PATH = _File(exists=True)
 # A switch can be turned off by --no-..., a flag can't, and a truth has a value.
 _KINDS: dict[str, dict[str, Any]] = {
     "value": {},
@@ -176,7 +241,20 @@ def _options() -> list[click.Parameter]:
             ours=False,
             default="",
             metavar="PATH",
+            callback=_check_directory,
             help="Where the module is. Default: the current directory.",
+        ),
+        _Option(
+            ["--config"],
+            group="Application",
+            ours=True,
+            metavar="FILE.toml",
+            help="File with settings. Default: pyproject.toml, if it has a table [tool.ringloop.serve].",
+        ),
+        click.Option(
+            ["--check"],
+            is_flag=True,
+            help="Load the configuration, the certificate and the application, and exit.",
         ),
         click.Option(
             ["--version"],
@@ -189,7 +267,8 @@ def _options() -> list[click.Parameter]:
     ]
 
 
-def _serve(app: str, app_dir: str, **options: Any) -> None:
+def _serve(app: str, app_dir: str, config: str | None, check: bool, **options: Any) -> None:
+    del config  # It has been read.
     if options["workers"] is None:
         try:
             workers_in_environment()
@@ -199,7 +278,12 @@ def _serve(app: str, app_dir: str, **options: Any) -> None:
         options[name] = list(options[name]) or None
     if options["log_config"] is None:
         del options["log_config"]
-    run(app, app_dir=app_dir, **options)
+    with import_failures_shown():
+        if check:
+            check_application(app, app_dir=app_dir, **options)
+            click.echo(f"{app} can be served.")
+        else:
+            run(app, app_dir=app_dir, **options)
 
 
 def command(program: str) -> click.Command:
@@ -210,8 +294,16 @@ def command(program: str) -> click.Command:
         callback=_serve,
         help="Serve an ASGI application over HTTP/1.1, HTTP/2 and WebSocket.",
         epilog="Each option can also be set by an environment variable: --port by RINGLOOP_PORT, or by UVICORN_PORT. "
-        "See docs/serve.md.",
+        f"Documentation: {DOCUMENTATION}/serve.md",
     )
+
+
+def complete(variable: str) -> None:
+    """Answer a shell that completes a command line of `ringloop`, which asks by this environment variable."""
+    flags = [click.Option([name], is_flag=True) for name in ("--version", "--json", "--check")]
+    group = click.Group("ringloop", params=[*flags], commands={"serve": command("ringloop")})
+    group.commands["serve"].name = "serve"
+    group.main([], prog_name="ringloop", complete_var=variable)
 
 
 def main(arguments: Sequence[str], program: str) -> None:

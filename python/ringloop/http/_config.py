@@ -483,12 +483,7 @@ class Config(HttpSettings):
         Raise StartupError where there is no such application or a file of TLS can't be used, and what the
         application's import raises.
         """
-        if self.is_ssl:
-            try:
-                self.reloadable_ssl = _tls.ReloadableContext(self._make_ssl_context, self._ssl_files())
-            except (OSError, ValueError) as error:
-                raise StartupError(f"TLS can't be set up: {error}") from error
-            self.ssl = self.reloadable_ssl.context
+        self.load_tls()
         app = _applications.call_factory(self.load_app(), self.factory)
         if self.interface == "auto":
             self.interface = "asgi3" if _applications.is_asgi3(app) else "asgi2"
@@ -497,6 +492,16 @@ class Config(HttpSettings):
             app = _applications.TracedApplication(app)
         self.loaded_app = app
         self.loaded = True
+
+    def load_tls(self) -> None:
+        """Make the TLS context, if there is to be one. Raise StartupError where a file can't be used."""
+        if not self.is_ssl:
+            return
+        try:
+            self.reloadable_ssl = _tls.ReloadableContext(self._make_ssl_context, self._ssl_files())
+        except (OSError, ValueError) as error:
+            raise StartupError(f"TLS can't be set up: {error}") from error
+        self.ssl = self.reloadable_ssl.context
 
     def trusted_proxies(self) -> TrustedProxies | None:
         """Return the proxies whose X-Forwarded-For and X-Forwarded-Proto are trusted; None: no proxy."""

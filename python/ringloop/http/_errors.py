@@ -2,6 +2,17 @@
 
 from __future__ import annotations
 
+import traceback
+
 
 class StartupError(Exception):
     """The server can't start. The message says why; the user sees nothing else."""
+
+
+def summarize(error: BaseException) -> str:
+    """Return an error in one line: the last one of its traceback, and the place of a syntax error."""
+    if isinstance(error, StartupError):
+        return str(error)
+    if isinstance(error, SyntaxError):
+        return f"{type(error).__name__}: {error}"
+    return traceback.format_exception_only(error)[-1].strip()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from ._errors import summarize
 from .logging import logger
 
 if TYPE_CHECKING:
@@ -16,12 +17,13 @@ _BEFORE, _STARTED, _ENDED = "before startup", "after startup", "after shutdown"
 class Lifespan:
     """One application's lifespan; `mode` is "auto" (applications need not support it), "on" or "off".
 
-    `state` is what the application put into its scope's state; each request gets a copy.
+    `reason` is why it failed, if it has. `state` is what the application put into its scope's state; each request gets a copy.
     """
 
     def __init__(self, app: Callable[..., Awaitable[None]], mode: str, asgi_version: str) -> None:
         self.state: dict[str, Any] = {}
         self.failed = False
+        self.reason: str | None = None
         self._app = app
         self._mode = mode
         self._asgi_version = asgi_version
@@ -85,6 +87,7 @@ class Lifespan:
             else:
                 # In the mode "auto" an application that has started is served, whatever its lifespan does next, as in uvicorn.
                 self.failed = self._mode == "on" or self._phase is _BEFORE or self._is_ending
+                self.reason = summarize(error)
                 logger.error("Exception in 'lifespan' protocol\n", exc_info=error)
         finally:
             self._answered.set()
@@ -98,5 +101,6 @@ class Lifespan:
         if name.endswith(".failed"):
             self.failed = True
             if message.get("message"):
+                self.reason = message["message"]
                 logger.error(message["message"])
         self._answered.set()

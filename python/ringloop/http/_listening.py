@@ -121,14 +121,22 @@ def _bind_all(found: list[tuple[Any, Any, int, str, Any]], reuse_port: bool) -> 
                 sock.bind(address)
             except OSError as error:
                 text = f"[Errno {error.errno}] error while attempting to bind on address {address!r}: "
-                hint = "; `ss -ltnp` shows by which process" if error.errno == errno.EADDRINUSE else ""
-                raise StartupError(text + str(error.strerror).lower() + hint) from None
+                raise StartupError(text + str(error.strerror).lower() + _hint(error)) from None
         if not sockets:
             raise StartupError("no address of this host can be used here")
     except BaseException:
         close(sockets)
         raise
     return sockets
+
+
+def explain(error: OSError) -> str:
+    """Return what is wrong where a socket can't listen."""
+    return f"{error}{_hint(error)}"
+
+
+def _hint(error: OSError) -> str:
+    return "; `ss -ltnp` shows by which process" if error.errno == errno.EADDRINUSE else ""
 
 
 def bind_unix(path: str) -> Listeners:

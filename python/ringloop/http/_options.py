@@ -76,6 +76,23 @@ class Names:
         return f"{', '.join(map(repr, self.words[:-1]))} or {self.words[-1]!r}"
 
 
+@dataclasses.dataclass(frozen=True)
+class Type:
+    """The values of these types, of which those of lists are `of`; `name` says so."""
+
+    types: tuple[type, ...]
+    name: str
+    of: type = object
+
+    def __contains__(self, value: Any) -> bool:
+        return isinstance(value, self.types) and (
+            not isinstance(value, list) or all(isinstance(one, self.of) for one in value)
+        )
+
+    def __str__(self) -> str:
+        return self.name
+
+
 POSITIVE, COUNT, C_COUNT = Numbers(1), Numbers(0), Numbers(0, _LARGEST_INT)
 SECONDS, POSITIVE_SECONDS = Seconds(), Seconds(positive=True)
 
@@ -138,6 +155,21 @@ def default_of(field: dataclasses.Field[Any]) -> tuple[Any, bool]:
     if isinstance(default, enum.IntEnum):
         default = int(default)
     return default, isinstance(default, int | float | str) and default is not False and default != ""
+
+
+def allowed_of(field: dataclasses.Field[Any], row: Option) -> Numbers | Seconds | Names | Type:
+    """Return the values that an option may have in a file, where each has a type."""
+    if row.values is not None:
+        return row.values
+    if row.kind in ("switch", "flag", "truth"):
+        return Type((bool,), "true or false")
+    if row.kind == "number":
+        return Numbers(-sys.maxsize)
+    if row.kind in ("files", "globs", "headers"):
+        return Type((list,), "a list of strings", str)
+    if field.name == "log_config":
+        return Type((str, dict), "the name of a file, or a table")
+    return Type((str,), "a string")
 
 
 def check(config: Any) -> None:

@@ -19,6 +19,8 @@ import threading
 from typing import TYPE_CHECKING, Any, cast
 
 from . import _metrics
+from ._errors import summarize
+from ._importing import import_failures_shown
 from ._server import Server
 from .logging import logger
 
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 
 # Messages. A child's metrics follow _PONG and _COLLECT, and those of all children follow _COLLECTED.
 _HERE, _STARTED, _FULL, _PING, _PONG = b"here", b"started", b"full", b"ping", b"pong"
+# Why the child can't start follows.
+_FAILED = b"failed"
 _COLLECT, _COLLECTED = b"collect", b"collected"
 
 # How often a worker's answer and its memory are looked at.
@@ -68,6 +72,8 @@ class Worker:
         self._answers = True
         self._killed = False
         self.started = False
+        # What went wrong if it could not start, in one line.
+        self._reason: str | None = None
         # The exit status, negative for a signal; None while it runs.
         self.exitcode: int | None = None
         self._connection, theirs = _spawn.Pipe()
@@ -92,6 +98,16 @@ class Worker:
     def ended(self) -> bool:
         """Whether the process is gone."""
         return self._ended.is_set()
+
+    @property
+    def reason(self) -> str:
+        """Why the process has ended by itself, in one line."""
+        if self._reason is not None:
+            return self._reason
+        status = self.exitcode
+        if status is not None and status < 0:
+            return f"The process was ended by {signal.Signals(-status).name}."
+        return f"The process ended with status {status}."
 
     async def wait_until_settled(self) -> bool:
         """Wait until it has started; return False if it ended before."""
@@ -149,7 +165,9 @@ class Worker:
         except (OSError, EOFError):
             self._drop_connection()
             return
-        if content:
+        if message == _FAILED:
+            self._reason = content.decode(errors="replace")
+        elif content:
             self._board.note(pickle.loads(content))
         if message == _HERE:
             self._is_here = True
@@ -262,7 +280,12 @@ class _ChildServer(Server):
             super().handle_exit(sig, frame)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        try:
+            await super().startup(sockets)
+        except BaseException as error:
+            reason = None if self._lifespan is None else self._lifespan.reason
+            self._tell_parent(_FAILED, (reason or summarize(error)).encode(errors="replace"))
+            raise
         if self.started:
             self._tell_parent(_STARTED)
 
@@ -297,5 +320,5 @@ def _work(config: Config, sockets: list[socket.socket], connection: Connection, 
     server = _ChildServer(config, connection)
     threading.Thread(target=server.attend, daemon=True).start()
     # The parent tells of an interrupt.
-    with contextlib.suppress(KeyboardInterrupt):
+    with contextlib.suppress(KeyboardInterrupt), import_failures_shown():
         server.run(sockets)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import multiprocessing
 import os
@@ -21,25 +22,56 @@ def run(app: Any, *, app_dir: str | os.PathLike[str] | None = None, **options: A
     `app_dir` is put in front of `sys.path`. Raise ValueError for a value that an option can't have, and SystemExit(3) if
     the server can't start.
     """
-    if app_dir is not None:
-        sys.path.insert(0, os.fspath(app_dir))
-    with startup_failures_logged():
-        config = Config(app, **options)
-        # Set while a child process imports the main program; multiprocessing looks at it before it starts a process.
-        if getattr(multiprocessing.current_process(), "_inheriting", False):
-            raise StartupError(
-                "A worker process imports your program, which serves again: call `ringloop.serve` "
-                'under `if __name__ == "__main__":` only.'
-            )
-        if config.use_subprocess and not isinstance(app, str):
-            raise StartupError("You must pass the application as an import string to enable 'reload' or 'workers'.")
-        if config.use_subprocess:
-            (Reloader(config) if config.should_reload else Supervisor(config)).run()
-            return
-        # Outside of the loop, so that the application may run one while it is imported.
-        config.load_app()
-        server = Server(config)
-    with contextlib.suppress(KeyboardInterrupt):
-        server.run()
+    _enter(app_dir)
+    with contextlib.ExitStack() as stack:
+        with startup_failures_logged():
+            config = Config(app, **options)
+            # Set while a child process imports the main program; multiprocessing looks at it before it starts a process.
+            if getattr(multiprocessing.current_process(), "_inheriting", False):
+                raise StartupError(
+                    "A worker process imports your program, which serves again: call `ringloop.serve` "
+                    'under `if __name__ == "__main__":` only.'
+                )
+            _require_name(config)
+            if config.use_subprocess:
+                (Reloader(config) if config.should_reload else Supervisor(config)).run()
+                return
+            # An application may take long to start: a port that is taken is found before that.
+            listeners = stack.enter_context(contextlib.closing(config.bind()))
+            # Outside of the loop, so that the application may run one while it is imported.
+            config.load_app()
+            server = Server(config, listeners)
+        with contextlib.suppress(KeyboardInterrupt):
+            server.run()
     if not server.started:
         sys.exit(STARTUP_FAILURE)
+
+
+def check_application(app: Any, *, app_dir: str | os.PathLike[str] | None = None, **options: Any) -> None:
+    """Load all that `run` loads, with the same errors, and serve nothing."""
+    _enter(app_dir)
+    with startup_failures_logged():
+        config = Config(app, **options)
+        _require_name(config)
+        if not config.use_subprocess:
+            config.load_app()
+        with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+            runner.run(_load(config))
+
+
+async def _load(config: Config) -> None:
+    config.load()
+
+
+def _enter(app_dir: str | os.PathLike[str] | None) -> None:
+    if app_dir is None:
+        return
+    path = os.fspath(app_dir)
+    if path and not os.path.isdir(path):
+        raise ValueError(f"app_dir: there is no directory {path!r}")
+    sys.path.insert(0, path)
+
+
+def _require_name(config: Config) -> None:
+    if config.use_subprocess and not isinstance(config.app, str):
+        raise StartupError("You must pass the application as an import string to enable 'reload' or 'workers'.")

@@ -48,11 +48,12 @@ _DISCONNECT_S = 5.0
 class Server:
     """Serves an application, in this process.
 
-    `started` is true from when it listens. Setting `should_exit`, from any thread, ends it as a signal does; setting
+    `listeners` are the sockets that it listens on if `serve` is given none; without them it opens those that the configuration
+    names. `started` is true from when it listens. Setting `should_exit`, from any thread, ends it as a signal does; setting
     `force_exit` as well ends it without waiting for requests. `servers` are the loop's, one for each socket.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, listeners: _listening.Listeners | None = None) -> None:
         self.config = config
         self.started = False
         self.servers: list[asyncio.Server] = []
@@ -70,7 +71,7 @@ class Server:
         self._stubborn: set[asyncio.Task[Any]] = set()
         self._lifespan: Lifespan | None = None
         self._tls_watch: asyncio.Task[None] | None = None
-        self._listeners: _listening.Listeners | None = None
+        self._listeners = listeners
         self._watchdog: Watchdog | None = None
 
     @property
@@ -141,7 +142,17 @@ class Server:
             flush_access_logs()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Load and start the application, then listen. Raise StartupError if one of these fails."""
+        """Open the sockets, load and start the application, then listen. Raise StartupError if one of these fails."""
+        config = self.config
+        if sockets is None and self._listeners is None:
+            self._listeners = config.bind()
+        try:
+            await self._start(sockets)
+        finally:
+            if not self.started and self._listeners is not None:
+                self._listeners.close()
+
+    async def _start(self, sockets: list[socket.socket] | None) -> None:
         config = self.config
         if not config.loaded:
             config.load()
@@ -250,24 +261,17 @@ class Server:
         config, loop = self.config, asyncio.get_running_loop()
         self.service = service = self._make_service()
         if sockets is None:
-            self._listeners = config.bind()
+            assert self._listeners is not None
             sockets = self._listeners.sockets
-        options: dict[str, Any] = {"backlog": config.backlog}
-        if config.ssl is not None:
-            reloadable = config.reloadable_ssl
-            # Somebody may have put another context there.
-            is_reloadable = reloadable is not None and config.ssl is reloadable.initial
-            options["ssl"] = reloadable if is_reloadable else config.ssl
-            options["ssl_handshake_timeout"] = config.ssl_handshake_timeout
-            options["ssl_shutdown_timeout"] = config.ssl_shutdown_timeout
         try:
             for sock in sockets:
-                server = await loop.create_server(service.protocol, sock=sock, **options)
+                server = await loop.create_server(service.protocol, sock=sock, **listening_options(config))
                 self.servers.append(server)
         except BaseException as error:
             self._stop_listening(sockets)
             if isinstance(error, OSError):
-                raise StartupError(str(error)) from error
+                # Another server may have begun to listen since the sockets were opened.
+                raise StartupError(_listening.explain(error)) from error
             raise
         if self._listeners is not None:
             announce(config, sockets)
@@ -426,8 +430,23 @@ class Server:
             self._listeners.close()
 
 
+def listening_options(config: Config) -> dict[str, Any]:
+    """Return the options of `loop.create_server` for a loaded configuration."""
+    options: dict[str, Any] = {"backlog": config.backlog}
+    if config.ssl is not None:
+        reloadable = config.reloadable_ssl
+        # Somebody may have put another context there.
+        is_reloadable = reloadable is not None and config.ssl is reloadable.initial
+        options["ssl"] = reloadable if is_reloadable else config.ssl
+        options["ssl_handshake_timeout"] = config.ssl_handshake_timeout
+        options["ssl_shutdown_timeout"] = config.ssl_shutdown_timeout
+    return options
+
+
 def announce(config: Config, sockets: Sequence[socket.socket]) -> None:
-    """Log where clients can connect, with one line for each socket."""
+    """Log where clients can connect, with one line for each socket, and the running loop's backend."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, EventLoop)
     for sock in sockets:
         name = _listening.describe(sock)
         if sock.family == socket.AF_UNIX:
@@ -436,9 +455,9 @@ def announce(config: Config, sockets: Sequence[socket.socket]) -> None:
             name = f"{'https' if config.is_ssl else 'http'}://{name}"
         else:
             name = f"socket {name}"
-        text = "Ringloop running on %s (Press CTRL+C to quit)"
-        colored = f"Ringloop running on {style('%s', bold=True)} (Press CTRL+C to quit)"
-        logger.info(text, name, extra={"color_message": colored})
+        text = "Ringloop running on %s with %s (Press CTRL+C to quit)"
+        colored = f"Ringloop running on {style('%s', bold=True)} with %s (Press CTRL+C to quit)"
+        logger.info(text, name, loop.backend, extra={"color_message": colored})
 
 
 def _say(text: str, process: int, *, color: str) -> None:

@@ -48,6 +48,7 @@ class Parent:
         self._board = _metrics.Board()
         self._ending = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._is_announced = False
 
     def run(self) -> None:
         """Serve until a signal ends it. Raise SystemExit(3) if it can't start, or can't continue."""
@@ -64,7 +65,19 @@ class Parent:
         """Start a worker."""
         worker = Worker(self.config, sockets, self._board, self.replace)
         self.workers.add(worker)
+        if not self._is_announced:
+            self.start_task(self._announce_when_started(worker), f"announce {worker.pid}")
         return worker
+
+    def announce(self) -> None:
+        """Log where clients can connect, once: somebody answers them from now on."""
+        if not self._is_announced:
+            self._is_announced = True
+            announce(self.config, self.listeners.sockets)
+
+    async def _announce_when_started(self, worker: Worker) -> None:
+        if await worker.wait_until_settled():
+            self.announce()
 
     async def retire(self, worker: Worker) -> None:
         """End a worker, and wait until it is gone."""
@@ -108,7 +121,6 @@ class Parent:
             loop.add_signal_handler(number, self.on_signal, number)
         self.listeners = self.config.bind()
         try:
-            announce(self.config, self.listeners.sockets)
             self.start_task(self.serve(), "parent")
             await self._ending.wait()
         finally:
@@ -259,7 +271,7 @@ class Supervisor(Parent):
         """Wait until the worker has died, or the place is given up; put others in its place when asked."""
         while True:
             assert place.worker is not None
-            await _wait_for_any(place.worker.wait_until_ended(), place.wake.wait())
+            await wait_for_any(place.worker.wait_until_ended(), place.wake.wait())
             place.wake.clear()
             if place.given_up:
                 return
@@ -290,7 +302,7 @@ class Supervisor(Parent):
             return False
         place.worker = new
         self.start_task(self.retire(old), f"retire {old.pid}")
-        await _wait_for_any(old.wait_until_ended(), new.wait_until_ended(), place.wake.wait())
+        await wait_for_any(old.wait_until_ended(), new.wait_until_ended(), place.wake.wait())
         return True
 
     def _answer(self, place: _Place, result: bool) -> None:
@@ -327,7 +339,7 @@ class Supervisor(Parent):
         return True
 
 
-async def _wait_for_any(*coroutines: Coroutine[Any, Any, object]) -> None:
+async def wait_for_any(*coroutines: Coroutine[Any, Any, object]) -> None:
     """Wait until one of these has ended, and cancel the others."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:

@@ -26,25 +26,50 @@ def make_context(
     ciphers: str | None,
     protocols: list[str],
 ) -> ssl.SSLContext:
-    """Return a context for servers. Raise OSError (ssl.SSLError) where a file is missing or its content is wrong."""
+    """Return a context for servers. Raise OSError where a file is missing or its content is wrong; the message names it."""
     context = ssl.SSLContext(version)
+    # The errors of the module ssl name no file.
+    for file in (certfile, keyfile, ca_certs):
+        if file:
+            with open(file, "rb"):
+                pass
     try:
         # Without a password OpenSSL would ask on the terminal.
         context.load_cert_chain(certfile, keyfile, (lambda: password) if password else _refuse_to_ask)
-        context.verify_mode = ssl.VerifyMode(cert_reqs)
-        if ca_certs:
+    except OSError as error:
+        raise OSError(_explain_pair(certfile, keyfile or certfile, error)) from error
+    context.verify_mode = ssl.VerifyMode(cert_reqs)
+    if ca_certs:
+        try:
             context.load_verify_locations(ca_certs)
-    except (FileNotFoundError, PermissionError):
-        # The errors of the module ssl name no file.
-        for file in (certfile, keyfile, ca_certs):
-            if file:
-                with open(file, "rb"):
-                    pass
-        raise
+        except OSError as error:
+            raise OSError(f"'{ca_certs}' has no valid certificate in PEM format: {error}") from error
     if ciphers:
         context.set_ciphers(ciphers)
     context.set_alpn_protocols(protocols)
     return context
+
+
+def _explain_pair(certfile: Path, keyfile: Path, error: OSError) -> str:
+    """Return what is wrong with a certificate and its key, with the name of the file that it is in."""
+    certificate, key = f"'{os.fspath(certfile)}'", f"'{os.fspath(keyfile)}'"
+    if getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
+        return f"the key in {key} is not that of the certificate in {certificate}"
+    if not _mentions(certfile, b"-----BEGIN CERTIFICATE-----", b"-----BEGIN TRUSTED CERTIFICATE-----"):
+        return f"{certificate} has no certificate in PEM format"
+    if not _mentions(keyfile, b"PRIVATE KEY-----"):
+        return f"{key} has no private key in PEM format"
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(certfile)
+    except OSError as wrong:
+        return f"the certificate in {certificate} can't be read: {wrong}"
+    return f"the private key in {key} can't be read, or its password is wrong: {error}"
+
+
+def _mentions(file: Path, *marks: bytes) -> bool:
+    with open(file, "rb") as opened:
+        content = opened.read()
+    return any(mark in content for mark in marks)
 
 
 def _refuse_to_ask() -> str:
