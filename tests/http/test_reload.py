@@ -1,12 +1,14 @@
 """`ringloop serve --reload`: a server that is started again when files change."""
 
+import os
 import re
 import signal
+import ssl
 
 import pytest
 
 from ringloop.http._reload import FileFilter
-from serve_process import begin, serving
+from serve_process import FOLDER, begin, serving
 
 APPLICATION = """
 from applications import answer
@@ -178,3 +180,85 @@ def test_what_matters_matters_to_uvicorn(tmp_path, monkeypatch, includes, exclud
         expected = theirs(path) and not ("a" in excludes and path.is_relative_to(tmp_path / "a"))
         assert ours(path) == expected, name
     assert set(ours.directories) == set(config.reload_dirs)
+
+
+MISTAKES = {
+    "syntax": ("def f(:\n", "SyntaxError: invalid syntax (changing.py, line 1)"),
+    "import": ("import missing_thing\n", "ModuleNotFoundError: No module named 'missing_thing'"),
+    "name": ("application = None\n", 'Error loading ASGI app. Attribute "app" not found in module "changing".'),
+    "lifespan": (
+        "async def app(scope, receive, send):\n    raise SystemExit('no database')\n",
+        "SystemExit: no database",
+    ),
+    "exit": ("import os\nos._exit(7)\n", "The process ended with status 7."),
+    "signal": ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n", "The process was ended by SIGKILL."),
+}
+
+
+@pytest.mark.ringloop_only
+@pytest.mark.any_backend(matters=True)
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_what_requests_get(arm, source, mistake):
+    """From the start, and after a change; those that wait when it is noticed get it, too."""
+    text, reason = MISTAKES[mistake]
+    source.write(text)
+    with serving(arm, "changing:app", *OPTIONS, cwd=source.folder) as program:
+        for count in (1, 2):
+            program.wait_for("Requests get 503 until files change: " + re.escape(reason), count)
+            status, headers, body = program.get("/")
+            assert (status, body.decode()) == (503, f"The application does not run:\n\n{reason}\n")
+            assert headers["content-type"] == "text/plain; charset=utf-8"
+            answer = source.write()
+            wait_for_answer(program, answer, count)
+            if count == 1:
+                source.write(text + "#\n")
+                while program.get_again("/")[0] != 503:
+                    pass
+        assert program.output.count("running on") == 1
+        assert program.stop() == 0
+
+
+@pytest.mark.ringloop_only
+@pytest.mark.any_backend
+def test_a_worker_that_is_killed_is_reported(arm, source):
+    answer = source.write()
+    with serving(arm, "changing:app", *OPTIONS, cwd=source.folder) as program:
+        wait_for_answer(program, answer, 1)
+        os.kill(int(program.wait_for(r"Started server process \[(\d+)\]")[1]), signal.SIGKILL)
+        program.wait_for("Requests get 503 until files change: The process was ended by SIGKILL.")
+        assert program.get("/")[0] == 503
+        answer = source.write()
+        wait_for_answer(program, answer, 2)
+
+
+@pytest.mark.ringloop_only
+@pytest.mark.any_backend
+def test_a_mistake_is_told_under_tls_too(arm, source, tmp_path_factory):
+    trustme = pytest.importorskip("trustme", reason="trustme is not installed")
+    folder = tmp_path_factory.mktemp("certificate")
+    authority = trustme.CA()
+    authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(str(folder / "both.pem"))
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    source.write("mistake\n")
+    options = (*OPTIONS, "--ssl-certfile", folder / "both.pem")
+    with serving(arm, "changing:app", *options, cwd=source.folder) as program:
+        program.wait_for("Requests get 503")
+        status, _, body = program.get("/", context=context)
+        assert (status, body.splitlines()[-1]) == (503, b"NameError: name 'mistake' is not defined")
+
+
+@pytest.mark.ringloop_only
+@pytest.mark.any_backend
+@pytest.mark.parametrize(("error", "traceback"), [("OSError('too many files')", False), ("KeyError('a')", True)])
+def test_an_error_of_watching_is_reported_at_once(arm, source, tmp_path_factory, error, traceback):
+    folder = tmp_path_factory.mktemp("watching")
+    (folder / "sitecustomize.py").write_text(
+        f"import watchfiles\ndef watch(*_, **__):\n    yield set()\n    raise {error}\nwatchfiles.watch = watch\n"
+    )
+    answer = source.write()
+    env = {"PYTHONPATH": f"{folder}:{FOLDER}"}
+    with serving(arm, "changing:app", *OPTIONS, cwd=source.folder, env=env) as program:
+        program.wait_for("ERROR:    Files are no longer watched: ")
+        assert ("Traceback" in program.output) is traceback
+        wait_for_answer(program, answer, 1)

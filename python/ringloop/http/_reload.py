@@ -9,13 +9,15 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from ._importing import import_optional
-from ._supervisor import Parent
+from ._stand_in import answering
+from ._supervisor import Parent, wait_for_any
 from .logging import logger
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ._config import Config
+    from ._processes import Worker
 
 _INCLUDES = ("*.py",)
 _EXCLUDES = (".*", ".py[cod]", ".sw.*", "~*")
@@ -62,7 +64,8 @@ def _directories(pattern: str, where: pathlib.Path) -> set[pathlib.Path]:
 class Reloader(Parent):
     """Keeps one worker; when files change it is ended, and another one started.
 
-    A worker that ends by itself, because of a mistake in the application, say, gets no successor before a file changes.
+    A worker that ends by itself, because of a mistake in the application, say, gets no successor before a file changes. Until
+    then requests get 503, with the reason.
     """
 
     kind = "reloader"
@@ -91,7 +94,11 @@ class Reloader(Parent):
         try:
             while True:
                 worker = self.spawn(self.listeners.sockets)
-                await self._changed.wait()
+                await wait_for_any(worker.wait_until_ended(), self._changed.wait())
+                if self._ending.is_set():
+                    return  # A terminal's interrupt has reached the worker, too.
+                if not self._changed.is_set():
+                    await self._stand_in_for(worker)
                 self._changed.clear()
                 changes, self._changes = self._changes, set()
                 shown = ", ".join(sorted(_shorten(path) for path in changes))
@@ -99,6 +106,13 @@ class Reloader(Parent):
                 await self.retire(worker)
         finally:
             self._watch_ends.set()
+
+    async def _stand_in_for(self, worker: Worker) -> None:
+        """Say to clients why the worker has ended, until files change."""
+        logger.error("Child process [%d] is gone. Requests get 503 until files change: %s", worker.pid, worker.reason)
+        async with answering(self.config, self.listeners.sockets, worker.reason):
+            self.announce()
+            await self._changed.wait()
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
         """Tell the loop of changes, in a thread of its own."""
@@ -114,10 +128,11 @@ class Reloader(Parent):
                 paths = {path for _, name in changes if self._filter(path := pathlib.Path(name))}
                 if paths:
                     loop.call_soon_threadsafe(self._note_changes, paths)
-        except RuntimeError as error:
+        except Exception as error:
             # Of the loop, when it is closed; or of watchfiles.
             if not self._watch_ends.is_set():
-                logger.error("Files are no longer watched: %s", error)
+                unexpected = None if isinstance(error, RuntimeError | OSError) else error
+                logger.error("Files are no longer watched: %s", error, exc_info=unexpected)
 
     def _note_changes(self, paths: set[pathlib.Path]) -> None:
         self._changes |= paths
