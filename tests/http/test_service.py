@@ -1523,7 +1523,7 @@ def test_a_target_in_absolute_form_is_no_excuse_for_a_bad_host(arm, loop, fields
     run(loop, test())
 @pytest.mark.ringloop_only
 def test_refused_clients_cannot_fill_the_log(arm, loop, caplog):
-    """What is not logged is counted, and the next line says how many there were."""
+    """The lines that are left out are counted, and the next one says how many there were."""
 
     class Transport(asyncio.Transport):
         def write(self, data):
