@@ -8,8 +8,8 @@ import re
 import socket
 import ssl
 import sys
-import types
 import time
+import types
 import weakref
 
 import pytest

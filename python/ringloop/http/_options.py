@@ -165,7 +165,7 @@ def allowed_of(field: dataclasses.Field[Any], row: Option) -> Numbers | Seconds 
         return Type((bool,), "true or false")
     if row.kind == "number":
         return Numbers(-sys.maxsize)
-    if row.kind in ("files", "globs", "headers"):
+    if row.kind in ("files", "globs", "headers", "folders"):
         return Type((list,), "a list of strings", str)
     if field.name == "log_config":
         return Type((str, dict), "the name of a file, or a table")
