@@ -83,6 +83,7 @@ class Stream:
 
     def __init__(self):
         self.informed = []
+        self.hints = []
         self.fields = None
         self.status = None
         self.body = bytearray()
@@ -156,6 +157,7 @@ class Client(serving.Client):
         match event:
             case h2.events.InformationalResponseReceived():
                 stream.informed.append(dict(event.headers)[":status"])
+                stream.hints.append([(name, value) for name, value in event.headers if name != ":status"])
             case h2.events.ResponseReceived():
                 stream.fields = [(name, value) for name, value in event.headers if name not in (":status", "date")]
                 stream.status = int(dict(event.headers)[":status"])

@@ -61,7 +61,8 @@ def test_scope(arm, loop, request_line, fields, expected):
             client.write(f"{request_line}\r\nHost: a\r\n{fields}\r\n".encode("latin-1"))
             await client.response()
             address = client.writer.get_extra_info("sockname")
-            ours = {} if arm == "asyncio" else {"extensions": {"http.response.pathsend": {}}}
+            hints = {} if request_line.endswith("1.0") else {"http.response.early_hint": {}}
+            ours = {} if arm == "asyncio" else {"extensions": {"http.response.pathsend": {}, **hints}}
             assert seen == [{**SCOPE, "server": (support.HOST, server.port), "client": address, **ours, **expected}]
 
     run(loop, test())

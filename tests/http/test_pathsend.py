@@ -113,7 +113,7 @@ def test_the_scope_names_the_extension(arm, loop):
             await server.ask(GET + LAST)
 
     run(loop, test())
-    assert seen == 2 * [{"http.response.pathsend": {}}]
+    assert seen == 2 * [{"http.response.pathsend": {}, "http.response.early_hint": {}}]
 
 
 @pytest.mark.parametrize("size", [0, 1, SMALL, 16 * 1024, 16 * 1024 + 1, LARGE])

@@ -31,6 +31,7 @@ names! {
     CONNECTION "connection"
     EXPECT "expect"
     UPGRADE "upgrade"
+    TE "te"
     COOKIE "cookie"
     DATE "date"
     KEEP_ALIVE "keep-alive"
@@ -41,7 +42,6 @@ names! {
     SEC_WEBSOCKET_PROTOCOL "sec-websocket-protocol"
     SEC_WEBSOCKET_VERSION "sec-websocket-version"
     SERVER "server"
-    TE "te"
     TRAILER "trailer"
     ;
     "accept"
@@ -146,7 +146,7 @@ names! {
 }
 
 /// The last of the names that control framing and the connection.
-const LAST_OF_FRAMING: u8 = Known::UPGRADE.0;
+const LAST_OF_FRAMING: u8 = Known::TE.0;
 
 const SLOT_BITS: u32 = 9;
 /// Found by search: no two names share a slot. [`slots`] checks that at compile time.
@@ -364,7 +364,8 @@ mod tests {
                 "transfer-encoding",
                 "connection",
                 "expect",
-                "upgrade"
+                "upgrade",
+                "te"
             ]
         );
     }

@@ -449,6 +449,56 @@ fn informational_responses_go_before_the_final_one() {
 }
 
 #[test]
+fn trailers_follow_chunks_if_the_client_wants_them() {
+    let wants = "GET / HTTP/1.1\r\nHost: a\r\nTE: gzip, Trailers\r\n\r\n";
+    let old = "GET / HTTP/1.0\r\nTE: trailers\r\n\r\n";
+    let fields = [(&b"x-a"[..], &b"1"[..]), (b"X-B", b"")];
+    for (request, length, expected) in [
+        (wants, None, "0\r\nx-a: 1\r\nX-B: \r\n\r\n"),
+        (wants, Some("2"), ""),
+        (GET, None, "0\r\n\r\n"),
+        (GET, Some("2"), ""),
+        (old, None, ""),
+        (HEAD, None, ""),
+    ] {
+        let mut connection = asked(request);
+        assert_eq!(connection.request().takes_trailers, request == wants);
+        let mut out = Vec::new();
+        let mut response = connection.respond(200, &mut out).unwrap();
+        if let Some(length) = length {
+            response
+                .field(b"content-length", length.as_bytes())
+                .unwrap();
+        }
+        response.finish(None, &mut Lines::new(None, false), 0);
+        connection.send(2, false).unwrap();
+        let mut out = b"before".to_vec();
+        for name in [&b"content-length"[..], b"authorization", b"a b", b"TE"] {
+            let fields = [(&b"x-a"[..], &b"1"[..]), (name, b"1")];
+            let refused = connection.send_trailers(fields, &mut out);
+            assert_eq!(refused, Err(ResponseError::FieldName));
+        }
+        assert_eq!(out, b"before");
+        connection.send_trailers(fields, &mut out).unwrap();
+        assert_eq!(str::from_utf8(&out).unwrap(), format!("before{expected}"));
+        assert!(!connection.is_responding());
+        let again = connection.send_trailers(fields, &mut out);
+        assert_eq!(again, Err(ResponseError::NotBegun));
+    }
+    // The body has to be as long as announced, all the same.
+    let mut connection = asked(wants);
+    let mut out = Vec::new();
+    let mut response = connection.respond(200, &mut out).unwrap();
+    response.field(b"content-length", b"3").unwrap();
+    response.finish(None, &mut Lines::new(None, false), 0);
+    connection.send(2, false).unwrap();
+    let mut out = Vec::new();
+    let short = connection.send_trailers(fields, &mut out);
+    assert_eq!(short, Err(ResponseError::TooShort(1)));
+    assert!(out.is_empty() && connection.is_over());
+}
+
+#[test]
 fn the_next_request_waits_for_the_response() {
     let input = format!("{GET}{GET}");
     let mut connection = Connection::new(Limits::default());

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::body::{ChunkedDecoder, Piece};
+use super::body::{ChunkedDecoder, Piece, is_forbidden as is_forbidden_trailer};
 use super::fault::Fault;
 use super::head::{Facts, Head, Scan};
 use super::limits::Limits;
@@ -404,6 +404,41 @@ impl Connection {
                 Err(error)
             }
         }
+    }
+
+    /// Finishes the response with trailers, which are appended to `out` with the end of the body. All of the body must have
+    /// been [sent](Connection::send), and none of it as the last piece. They are left out if the client does not [want
+    /// them](super::Facts::takes_trailers), or if the body is not sent in chunks.
+    ///
+    /// # Errors
+    /// As for [`send`](Connection::send), and if a field is invalid or not allowed in trailers (RFC 9110, section 6.5.1).
+    /// Nothing is written in case of an error.
+    pub fn send_trailers<'f>(
+        &mut self,
+        fields: impl IntoIterator<Item = (&'f [u8], &'f [u8])>,
+        out: &mut Vec<u8>,
+    ) -> Result<(), ResponseError> {
+        let Writing::Body(framing) = self.writing else {
+            return Err(ResponseError::NotBegun);
+        };
+        let start = out.len();
+        out.extend_from_slice(b"0\r\n");
+        let fields_start = out.len();
+        let written = fields.into_iter().try_for_each(|(name, value)| {
+            if is_forbidden_trailer(name) {
+                return Err(ResponseError::FieldName);
+            }
+            write_checked_field(name, value, out)
+        });
+        if !self.facts.takes_trailers {
+            out.truncate(fields_start);
+        }
+        out.extend_from_slice(b"\r\n");
+        let sent = written.and_then(|()| self.send(0, true));
+        if sent.is_err() || framing != Framing::Chunked {
+            out.truncate(start);
+        }
+        sent.map(drop)
     }
 
     /// Bytes of the body that Content-Length still announces, if the response under way has one.

@@ -47,6 +47,8 @@ pub struct Facts {
     pub expects_continue: bool,
     /// The protocol that the client wants to switch to.
     pub upgrade: Upgrade,
+    /// Whether the client wants trailers behind chunks, as TE says (RFC 9110, section 6.5.1).
+    pub takes_trailers: bool,
     path: Span,
     query: Span,
 }
@@ -209,6 +211,7 @@ impl Head {
             keep_alive: framing.keep_alive(version),
             expects_continue: framing.expects_continue(version)? && has_body,
             upgrade: framing.upgrade(version),
+            takes_trailers: framing.takes_trailers && version == Version::Http11,
             path: target.path,
             query: target.query,
         })
@@ -253,6 +256,7 @@ struct Framing {
     upgrade: Upgrade,
     expects_continue: bool,
     has_other_expectation: bool,
+    takes_trailers: bool,
 }
 
 impl Framing {
@@ -278,6 +282,7 @@ impl Framing {
                     self.wants_upgrade |= option.eq_ignore_ascii_case(b"upgrade");
                 }
             }
+            Known::TE => self.takes_trailers |= syntax::lists(value, b"trailers"),
             Known::EXPECT => {
                 if value.eq_ignore_ascii_case(b"100-continue") {
                     self.expects_continue = true;

@@ -86,13 +86,24 @@ pub(super) trait Protocol: Sync {
     /// A part was sent that was not the last one, and nothing will follow now.
     fn flush(&self, connection: &Bound<'_, PyAny>) -> PyResult<()>;
 
+    /// Sends 103 (Early Hints) with these values of Link, to a client that may get it.
+    fn send_hints(
+        &self,
+        exchange: &Exchange,
+        connection: &Bound<'_, PyAny>,
+        links: &[Bound<'_, PyBytes>],
+    ) -> PyResult<()>;
+
+    /// Whether the client gets the trailers of a response.
+    fn takes_trailers(&self, connection: &Bound<'_, PyAny>) -> bool;
+
     /// Finishes a response with trailers.
     fn send_trailers(
         &self,
         exchange: &Exchange,
         connection: &Bound<'_, PyAny>,
         fields: &[(Vec<u8>, Vec<u8>)],
-    ) -> Result<(), ResponseError>;
+    ) -> PyResult<()>;
 
     /// Begins to send a file as the body: sends the head, and `content` if that is all of the file.
     fn begin_file(
@@ -256,6 +267,8 @@ struct State {
     status: u16,
     /// Trailers were announced.
     trailers: Option<Box<Trailers>>,
+    /// They were, and the client doesn't take them: they are dropped as they come.
+    drops_trailers: bool,
     is_started: bool,
     /// A part of the body was given.
     has_body: bool,
@@ -323,6 +336,7 @@ impl Exchange {
             body_length: 0,
             status: 0,
             trailers: None,
+            drops_trailers: false,
             is_started: false,
             has_body: false,
             has_dropped: false,

@@ -105,6 +105,12 @@ impl Request {
         let progress = exchange.get().progress(py);
         let kind = message::item(message, intern!(py, "type"))?;
         if let Progress::Complete = progress {
+            if exchange.get().drops_trailers(py)
+                && message::is_text(&kind, intern!(py, "http.response.trailers"))?
+            {
+                exchange.get().drop_trailers(py, has_more_trailers(message)?);
+                return Ok(Sending::Done);
+            }
             return Err(message::unexpected(&kind, |kind| {
                 format!("Unexpected ASGI message '{kind}' sent, after response already completed.")
             }));
@@ -121,6 +127,10 @@ impl Request {
         match progress {
             Progress::Head => {
                 if !message::is_text(&kind, intern!(py, "http.response.start"))? {
+                    if message::is_text(&kind, intern!(py, "http.response.early_hint"))? {
+                        send_hints(exchange.get(), &connection, message)?;
+                        return Ok(Sending::Done);
+                    }
                     return Err(expected(&kind, "http.response.start"));
                 }
                 Self::begin_response(slf, &connection, message)?;
@@ -194,13 +204,9 @@ fn start_response<'py>(
         None => None,
     };
     exchange.begin_head(connection, status, fields.as_ref(), &service)?;
-    let has_trailers = if exchange.may_have_trailers() {
-        message::optional_item(message, intern!(py, "trailers"))?
-    } else {
-        None
-    };
+    let has_trailers = message::optional_item(message, intern!(py, "trailers"))?;
     let has_trailers = has_trailers.map_or(Ok(false), |it| it.is_truthy())?;
-    exchange.start(py, status, has_trailers);
+    exchange.start(connection, status, has_trailers);
     if service.get().logs_ends() {
         return Ok(());
     }
@@ -229,6 +235,30 @@ pub(super) fn send_body<'py>(
     Exchange::send_body(exchange, connection, &body, !more)
 }
 
+/// Sends the links of an early hint.
+#[cold]
+fn send_hints<'py>(
+    exchange: &Exchange,
+    connection: &Bound<'py, PyAny>,
+    message: &Bound<'py, PyAny>,
+) -> PyResult<()> {
+    let given = message::item(message, intern!(message.py(), "links"))?;
+    let mut links = Vec::new();
+    for link in given.try_iter()? {
+        links.push(message::body_bytes(link?)?);
+    }
+    // Without links there is nothing to say.
+    if links.is_empty() {
+        return Ok(());
+    }
+    exchange.send_hints(connection, &links)
+}
+
+fn has_more_trailers(message: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let more = message::optional_item(message, intern!(message.py(), "more_trailers"))?;
+    more.map_or(Ok(false), |more| more.is_truthy())
+}
+
 /// Collects trailers, and sends them when there are no more.
 fn send_trailers<'py>(
     exchange: &Bound<'py, Exchange>,
@@ -236,10 +266,7 @@ fn send_trailers<'py>(
     message: &Bound<'py, PyAny>,
 ) -> PyResult<()> {
     let py = message.py();
-    let more = match message::optional_item(message, intern!(py, "more_trailers"))? {
-        Some(more) => more.is_truthy()?,
-        None => false,
-    };
+    let more = has_more_trailers(message)?;
     let mut collected = Vec::new();
     if let Some(headers) = message::optional_item(message, intern!(py, "headers"))? {
         let collect = |name: &[u8], value: &[u8]| {

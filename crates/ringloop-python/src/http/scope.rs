@@ -85,8 +85,15 @@ pub(super) struct Template {
     headers: Py<PyList>,
     /// The request has passed a proxy that says so.
     is_forwarded: bool,
-    is_http2: bool,
     dispatch: Dispatch,
+    offers: Offers,
+}
+
+/// The extensions of ASGI that a request's client can make use of, besides files.
+#[derive(Clone, Copy)]
+struct Offers {
+    hints: bool,
+    trailers: bool,
 }
 
 /// The parts of a request's first line.
@@ -153,7 +160,11 @@ impl Template {
             path: facts.path(head),
             query: facts.query(head),
         };
-        Self::assemble(py, service, peer, version, &target, headers, false)
+        let offers = Offers {
+            hints: facts.version == Version::Http11,
+            trailers: facts.takes_trailers,
+        };
+        Self::assemble(py, service, peer, version, &target, headers, offers)
     }
 
     /// Of a request of HTTP/2.
@@ -174,7 +185,11 @@ impl Template {
             query: request.query().as_bytes(),
         };
         let version = intern!(py, "2");
-        Self::assemble(py, service, peer, version, &target, headers, true)
+        let offers = Offers {
+            hints: true,
+            trailers: true,
+        };
+        Self::assemble(py, service, peer, version, &target, headers, offers)
     }
 
     fn assemble(
@@ -184,7 +199,7 @@ impl Template {
         version: &Bound<'_, PyString>,
         target: &Target<'_>,
         headers: Headers<'_>,
-        is_http2: bool,
+        offers: Offers,
     ) -> PyResult<Self> {
         let scope = objects::dict(py)?;
         let none = py.None();
@@ -225,8 +240,8 @@ impl Template {
             scope: scope.unbind(),
             headers: headers.list.unbind(),
             is_forwarded: headers.is_forwarded,
-            is_http2,
             dispatch,
+            offers,
         })
     }
 
@@ -259,12 +274,16 @@ impl Template {
         Ok(scope)
     }
 
-    /// A new `scope["extensions"]`. The application may change each of its dicts.
+    /// A new `scope["extensions"]`. The application may change what is in it, so that it isn't shared with other requests.
+    /// None of the extensions has anything to tell, and one empty dict stands for all of them.
     fn extensions<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let extensions = objects::dict(py)?;
-        extensions.set_item(intern!(py, "http.response.pathsend"), objects::dict(py)?)?;
-        if self.is_http2 {
-            extensions.set_item(intern!(py, "http.response.trailers"), objects::dict(py)?)?;
+        let (extensions, nothing) = (objects::dict(py)?, objects::dict(py)?);
+        extensions.set_item(intern!(py, "http.response.pathsend"), &nothing)?;
+        if self.offers.hints {
+            extensions.set_item(intern!(py, "http.response.early_hint"), &nothing)?;
+        }
+        if self.offers.trailers {
+            extensions.set_item(intern!(py, "http.response.trailers"), &nothing)?;
         }
         Ok(extensions)
     }

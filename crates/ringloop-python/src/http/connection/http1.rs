@@ -3,7 +3,7 @@
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use ringloop_http::ResponseError;
-use ringloop_http::h1::{Framed, ParkedHead};
+use ringloop_http::h1::{self, Framed, ParkedHead};
 
 use super::Connection;
 use crate::http::exchange::{Exchange, FileBegun, FileStart, Part, Protocol, response_error};
@@ -11,6 +11,9 @@ use crate::http::link::Link;
 use crate::http::message::Fields;
 use crate::http::service::HttpService;
 use crate::objects;
+
+/// The status of a response that announces links (RFC 8297).
+pub(super) const EARLY_HINTS: u16 = 103;
 
 pub(super) struct Http1;
 
@@ -80,7 +83,7 @@ impl Protocol for Http1 {
         &self,
         _: &Exchange,
         object: &Bound<'_, PyAny>,
-        _has_trailers: bool,
+        _: bool,
         service: &Bound<'_, HttpService>,
     ) -> PyResult<()> {
         let py = object.py();
@@ -153,13 +156,35 @@ impl Protocol for Http1 {
         Ok(()) // It was written.
     }
 
+    fn send_hints(
+        &self,
+        exchange: &Exchange,
+        object: &Bound<'_, PyAny>,
+        links: &[Bound<'_, PyBytes>],
+    ) -> PyResult<()> {
+        let links = links.iter().map(|link| (&b"link"[..], link.as_bytes()));
+        write_with(exchange, object, |http, out| {
+            http.inform(EARLY_HINTS, links, out)
+        })
+    }
+
+    fn takes_trailers(&self, object: &Bound<'_, PyAny>) -> bool {
+        connection(object).is_ok_and(|connection| {
+            let state = connection.get().state.get(object.py());
+            state.http.request().takes_trailers
+        })
+    }
+
     fn send_trailers(
         &self,
-        _: &Exchange,
-        _: &Bound<'_, PyAny>,
-        _: &[(Vec<u8>, Vec<u8>)],
-    ) -> Result<(), ResponseError> {
-        Ok(()) // Nobody announces them.
+        exchange: &Exchange,
+        object: &Bound<'_, PyAny>,
+        fields: &[(Vec<u8>, Vec<u8>)],
+    ) -> PyResult<()> {
+        let fields = fields.iter().map(|(name, value)| (&name[..], &value[..]));
+        write_with(exchange, object, |http, out| {
+            http.send_trailers(fields, out)
+        })
     }
 
     fn begin_file(
@@ -173,7 +198,7 @@ impl Protocol for Http1 {
         let connection = connection(object)?;
         let (mut buffer, parked) = connection.get().take_head(py, file.has_head, service.get());
         if let Some(head) = parked {
-            let complete = Some(file.size as u64);
+            let complete = (!file.has_trailers).then_some(file.size as u64);
             connection
                 .get()
                 .finish_head(py, head, complete, service, &mut buffer);
@@ -251,6 +276,26 @@ impl Protocol for Http1 {
     ) -> PyResult<()> {
         Connection::refuse_request(connection(object)?, scope, status, text)
     }
+}
+
+/// Writes now what `run` puts into a buffer.
+fn write_with(
+    exchange: &Exchange,
+    object: &Bound<'_, PyAny>,
+    run: impl FnOnce(&mut h1::Connection, &mut Vec<u8>) -> Result<(), ResponseError>,
+) -> PyResult<()> {
+    let py = object.py();
+    let connection = connection(object)?.get();
+    let service = exchange.service(py)?;
+    let mut buffer = service.get().take_buffer(py);
+    let ran = run(&mut connection.state.get_mut(py).http, &mut buffer);
+    let result = match ran {
+        Ok(()) if buffer.is_empty() => Ok(()),
+        Ok(()) => connection.link.write_now(py, &buffer, None, b""),
+        Err(error) => Err(response_error(py, error)),
+    };
+    service.get().return_buffer(py, buffer);
+    result
 }
 
 impl Connection {

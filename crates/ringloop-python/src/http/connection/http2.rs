@@ -13,7 +13,7 @@ use ringloop_http::ResponseError;
 use ringloop_http::h2::{self, Event};
 use ringloop_reactor::clock;
 
-use super::http1::connection;
+use super::http1::{EARLY_HINTS, connection};
 use super::{Connection, FIRST_REQUEST_S, REQUESTS_PER_TURN};
 use crate::http::counters::Begun;
 use crate::http::deadlines::Kind;
@@ -579,17 +579,37 @@ impl Protocol for Http2Protocol {
         Connection::drive(connection(object)?)
     }
 
+    fn send_hints(
+        &self,
+        exchange: &Exchange,
+        object: &Bound<'_, PyAny>,
+        links: &[Bound<'_, PyBytes>],
+    ) -> PyResult<()> {
+        let links = links.iter().map(|link| (&b"link"[..], link.as_bytes()));
+        let stream = exchange.number();
+        on_stream(object, |http2| {
+            http2.messages.inform(stream, EARLY_HINTS, links)
+        })
+        .map_err(|error| response_error(object.py(), error))?;
+        Connection::drive(connection(object)?)
+    }
+
+    fn takes_trailers(&self, _: &Bound<'_, PyAny>) -> bool {
+        true
+    }
+
     fn send_trailers(
         &self,
         exchange: &Exchange,
         object: &Bound<'_, PyAny>,
         fields: &[(Vec<u8>, Vec<u8>)],
-    ) -> Result<(), ResponseError> {
+    ) -> PyResult<()> {
         let pairs = fields.iter().map(|(name, value)| (&name[..], &value[..]));
         let stream = exchange.number();
         on_stream(object, |http2| {
             http2.messages.send_trailers(stream, pairs, now_ms())
         })
+        .map_err(|error| response_error(object.py(), error))
     }
 
     fn begin_file(

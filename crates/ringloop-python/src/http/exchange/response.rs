@@ -63,9 +63,24 @@ impl Exchange {
         self.state.get(py).file_tail.is_some()
     }
 
-    /// Whether a response may have trailers.
-    pub(in crate::http) fn may_have_trailers(&self) -> bool {
-        self.protocol.is_multiplexed()
+    /// Sends 103 (Early Hints) with these values of Link, to a client that may get it.
+    pub(in crate::http) fn send_hints(
+        &self,
+        connection: &Bound<'_, PyAny>,
+        links: &[Bound<'_, PyBytes>],
+    ) -> PyResult<()> {
+        self.protocol.send_hints(self, connection, links)
+    }
+
+    /// Takes the trailers of a response whose client does not want any, to drop them. `more` will follow.
+    pub(in crate::http) fn drop_trailers(&self, py: Python<'_>, more: bool) {
+        self.state.get_mut(py).drops_trailers = more;
+    }
+
+    /// Whether the response is complete but for trailers, which are to be dropped.
+    pub(in crate::http) fn drops_trailers(&self, py: Python<'_>) -> bool {
+        let state = self.state.get(py);
+        state.is_complete && state.drops_trailers
     }
 
     /// Whether nothing can be sent any more.
@@ -99,13 +114,20 @@ impl Exchange {
             .map_err(|error| response_error(connection.py(), error))
     }
 
-    /// The head has begun.
-    pub(in crate::http) fn start(&self, py: Python<'_>, status: u16, has_trailers: bool) {
-        let mut state = self.state.get_mut(py);
+    /// The head has begun. `has_trailers` says whether trailers are announced.
+    pub(in crate::http) fn start(
+        &self,
+        connection: &Bound<'_, PyAny>,
+        status: u16,
+        has_trailers: bool,
+    ) {
+        let takes_trailers = has_trailers && self.protocol.takes_trailers(connection);
+        let mut state = self.state.get_mut(connection.py());
         state.is_started = true;
         state.status = status;
         state.has_head = true;
-        state.trailers = has_trailers.then(Box::default);
+        state.trailers = takes_trailers.then(Box::default);
+        state.drops_trailers = has_trailers && !takes_trailers;
     }
 
     /// Sends a head that waits for a body. The application may take its time.
@@ -251,8 +273,7 @@ impl Exchange {
                 None => collected,
             }
         };
-        let sent = this.protocol.send_trailers(this, connection, &fields);
-        sent.map_err(|error| response_error(py, error))?;
+        this.protocol.send_trailers(this, connection, &fields)?;
         let service = this.service(py)?;
         Self::complete(slf, connection, &service)
     }
