@@ -215,6 +215,13 @@ def test_a_file_of_an_application(arm, tmp_path):
         assert program.get("/")[2] == b"a report"
 
 
+def test_early_hints_and_trailers(arm, tmp_path):
+    body = "\n".join(f"    {line}" for line in code_of("serve.md", "early hints and trailers").splitlines())
+    (tmp_path / "hinting.py").write_text(f"async def app(scope, receive, send):\n{body}\n")
+    with serving(arm, "hinting:app", "--lifespan", "off", cwd=tmp_path) as program:
+        assert program.get("/")[2] == b"..."
+
+
 def test_the_command_that_replaces_uvicorns(arm, tmp_path):
     text = PAGES["migrating-uvicorn.md"].read_text()
     commands = dict(re.findall(r'^```console title="([^"]+)"\n(.*?)\n```$', text, re.DOTALL | re.MULTILINE))

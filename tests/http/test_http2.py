@@ -87,9 +87,9 @@ def test_scope(arm, loop, path, fields, expected):
                 "path": "/",
                 "raw_path": b"/",
                 "query_string": b"",
-                "extensions": dict.fromkeys(
-                    ("http.response.pathsend", "http.response.early_hint", "http.response.trailers"), {}
-                ),
+                "extensions": {
+                    "http.response.pathsend": {}, "http.response.early_hint": {}, "http.response.trailers": {},
+                },
                 "server": (support.HOST, server.port),
                 "client": address,
                 **expected,

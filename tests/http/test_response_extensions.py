@@ -254,7 +254,9 @@ def test_trailers_that_are_not_allowed(arm, loop, errors, field):
         async with Server(arm, application) as server, server.client() as client:
             client.write(request("1.1", "TE: trailers", path="/others"))
             # Nothing was sent: other trailers can be.
-            assert (await client.reader.readuntil(b"x-sum: 1\r\nX-Two: 2\r\n\r\n")).endswith(b"x\r\n0\r\n" + b"x-sum: 1\r\nX-Two: 2\r\n\r\n")
+            assert (await client.reader.readuntil(b"x-sum: 1\r\nX-Two: 2\r\n\r\n")).endswith(
+                b"x\r\n0\r\n" + b"x-sum: 1\r\nX-Two: 2\r\n\r\n"
+            )
             client.write(request("1.1", "TE: trailers"))
             # The client can tell that the response is incomplete.
             assert (await client.rest()).endswith(b"1\r\nx\r\n")

@@ -18,6 +18,9 @@ pub struct Config {
     pub fields: usize,
     /// The number of concurrent streams. Default: 128.
     pub concurrent_streams: u32,
+    /// Whether requests for WebSockets are accepted (RFC 8441), and the client is told so. Otherwise they are malformed, as
+    /// those for other protocols always are. Default: no.
+    pub websocket: bool,
     /// The number of requests after which the client is asked to open a new connection, by GOAWAY. Default: 1,000.
     pub requests: u64,
     /// How many streams a client can reset at once. Malformed requests and trailers count, too. Default: 200.
@@ -54,6 +57,7 @@ impl Default for Config {
             header_list_bytes: 64 << 10,
             fields: 128,
             concurrent_streams: 128,
+            websocket: false,
             requests: 1_000,
             resets: 200,
             resets_per_s: 50,

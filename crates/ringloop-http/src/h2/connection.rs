@@ -81,7 +81,11 @@ impl Connection {
     pub fn new(config: &Config) -> Self {
         let pipe = Pipe::new(config.output_bytes);
         let window = |bytes: u32| bytes.min((1 << 31) - 1);
-        let handshake = server::Builder::new()
+        let mut builder = server::Builder::new();
+        if config.websocket {
+            builder.enable_connect_protocol();
+        }
+        let handshake = builder
             .initial_window_size(window(config.stream_window_bytes))
             .initial_connection_window_size(window(config.connection_window_bytes))
             .max_header_list_size(config.header_list_bytes)
@@ -308,6 +312,7 @@ impl Connection {
                 }
             };
         let mut accepted = Stream::new(stream, &method, body, response);
+        accepted.set_websocket(request.is_websocket());
         // Nothing else happens on a stream without a body before the application has responded.
         let outcome = if end {
             accepted.check_accepted()
@@ -315,7 +320,8 @@ impl Connection {
             Ok(())
         };
         self.streams.insert(stream, Box::new(accepted));
-        self.last = Some(Arc::clone(&request));
+        // Few clients open several WebSockets with equal heads.
+        self.last = (!request.is_websocket()).then(|| Arc::clone(&request));
         self.events.push_back(Event::Request {
             stream,
             request,
@@ -394,6 +400,23 @@ impl Connection {
         }
         head.park();
         self.send_head(stream, complete, false, lines, unix_s)
+    }
+
+    /// Accepts a request for a WebSocket: sends a head with the status 200 and these fields, and Date and Server as
+    /// [`respond`](Connection::respond) does. From here on the stream carries bytes in both directions, as the bodies of
+    /// request and response.
+    ///
+    /// # Errors
+    /// If the stream does not exist (any more), if the request is none for a WebSocket or was answered, or if a field is
+    /// invalid. Nothing is sent in case of an error.
+    pub fn open<'f>(
+        &mut self,
+        stream: u32,
+        fields: impl IntoIterator<Item = (&'f [u8], &'f [u8])>,
+        lines: &mut Lines,
+        unix_s: u64,
+    ) -> Result<(), ResponseError> {
+        self.found(stream)?.open(fields, lines, unix_s)
     }
 
     /// Begins the head of a response. It is kept by [`Head::park`], and sent by [`send_head`](Connection::send_head), when

@@ -1,5 +1,6 @@
 //! Request heads of HTTP/2, which are checked by the same rules as those of HTTP/1.
 
+use h2::ext::Protocol;
 use http::header::{CONTENT_LENGTH, COOKIE, EXPECT, HOST, HeaderMap, HeaderValue};
 use http::uri::{self, PathAndQuery};
 use http::{Method, Uri, request};
@@ -20,6 +21,7 @@ pub struct Request {
     /// All cookies, if there are several fields of them.
     cookies: Option<HeaderValue>,
     expects_continue: bool,
+    is_websocket: bool,
 }
 
 /// The reaction to an invalid request.
@@ -35,6 +37,12 @@ impl Request {
     /// Checks a head that the `h2` crate has parsed. That has refused connection-specific fields, names in upper case,
     /// values with control characters, and invalid pseudo-header fields.
     pub(super) fn new(parts: request::Parts, fields_max: usize) -> Result<Request, Refused> {
+        // The `h2` crate refuses all of them if WebSockets are off.
+        let is_websocket = match parts.extensions.get::<Protocol>() {
+            None => false,
+            Some(protocol) if protocol.as_str() == "websocket" => true,
+            Some(_) => return Err(Refused::Malformed),
+        };
         let request::Parts {
             method,
             uri,
@@ -53,7 +61,7 @@ impl Request {
             uri.authority().map(uri::Authority::as_str),
             is_https,
         )?;
-        if method == Method::CONNECT {
+        if method == Method::CONNECT && !is_websocket {
             let authority = syntax::authority(host.as_bytes());
             // RFC 9113, section 8.5: as in HTTP/1, the port is required.
             if !matches!(
@@ -106,6 +114,7 @@ impl Request {
             host,
             cookies,
             expects_continue,
+            is_websocket,
         };
         if request.fields().count() > fields_max {
             return Err(Refused::Fault(h1::Fault::TooManyFields));
@@ -113,7 +122,7 @@ impl Request {
         Ok(request)
     }
 
-    /// Whether this is what [`new`](Request::new) makes of `parts`.
+    /// Whether this is what [`new`](Request::new) makes of `parts`. It is not for a WebSocket.
     pub(super) fn is_of(&self, parts: &request::Parts) -> bool {
         let Request {
             method,
@@ -122,7 +131,8 @@ impl Request {
             ..
         } = self;
         // `Uri` ignores the case of its authority.
-        uri.path_and_query() == parts.uri.path_and_query()
+        parts.extensions.get::<Protocol>().is_none()
+            && uri.path_and_query() == parts.uri.path_and_query()
             && uri.authority().map(uri::Authority::as_str)
                 == parts.uri.authority().map(uri::Authority::as_str)
             && uri.scheme_str() == parts.uri.scheme_str()
@@ -153,7 +163,7 @@ impl Request {
 
     /// The form of the target, as it would be in HTTP/1.
     pub fn form(&self) -> Form {
-        if self.method == Method::CONNECT {
+        if self.is_connect() {
             Form::Authority
         } else if self.uri.path() == "*" {
             Form::Asterisk
@@ -175,8 +185,18 @@ impl Request {
     }
 
     fn target(&self) -> Option<&PathAndQuery> {
-        let is_connect = self.method == Method::CONNECT;
-        self.uri.path_and_query().filter(|_| !is_connect)
+        self.uri.path_and_query().filter(|_| !self.is_connect())
+    }
+
+    /// Whether this asks for a tunnel, and therefore has no path.
+    fn is_connect(&self) -> bool {
+        self.method == Method::CONNECT && !self.is_websocket
+    }
+
+    /// Whether this asks for a WebSocket (RFC 8441, section 5). The method is CONNECT, but there is a path, as in other
+    /// requests. [`Handshake`](crate::websocket::Handshake) checks the fields.
+    pub fn is_websocket(&self) -> bool {
+        self.is_websocket
     }
 
     /// The fields: names in lower case, and values. `host` comes first, and there is at most one `cookie`.

@@ -83,6 +83,7 @@ pub(super) struct Stream {
     alarm: Alarm,
     is_head: bool,
     is_connect: bool,
+    is_websocket: bool,
     receiving: Option<RecvStream>,
     /// Whether the request ended with trailers that are not allowed, so that the stream is reset.
     has_invalid_trailers: bool,
@@ -156,6 +157,7 @@ impl Stream {
             alarm: Alarm::default(),
             is_head: *method == Method::HEAD,
             is_connect: *method == Method::CONNECT,
+            is_websocket: false,
             receiving,
             has_invalid_trailers: false,
             flow,
@@ -172,6 +174,11 @@ impl Stream {
             trailers: None,
             has_ended: false,
         }
+    }
+
+    /// Says whether the request is for a WebSocket.
+    pub(super) fn set_websocket(&mut self, is_websocket: bool) {
+        self.is_websocket = is_websocket;
     }
 
     // ---- the request
@@ -290,14 +297,7 @@ impl Stream {
             let value = HeaderValue::from(length);
             headers.try_insert(CONTENT_LENGTH, value).map_err(full)?;
         }
-        let (date, server) = lines.values(unix_s);
-        for (name, value) in [(DATE, date), (SERVER, server)] {
-            if let Some(value) = value
-                && let Ok(Entry::Vacant(place)) = headers.try_entry(name)
-            {
-                place.try_insert(value.clone()).map_err(full)?;
-            }
-        }
+        add_lines(headers, lines, unix_s)?;
         let is_head_only = match framing {
             Framing::Nothing | Framing::Discarded => true,
             Framing::Length(0) => !has_trailers,
@@ -309,6 +309,31 @@ impl Stream {
         self.sending = Sending::Body(sending);
         self.framing = framing;
         self.is_head_only = is_head_only;
+        Ok(())
+    }
+
+    /// Accepts a request for a WebSocket. See [`Connection::open`](super::Connection::open).
+    pub(super) fn open<'f>(
+        &mut self,
+        fields: impl IntoIterator<Item = (&'f [u8], &'f [u8])>,
+        lines: &mut Lines,
+        unix_s: u64,
+    ) -> Result<(), ResponseError> {
+        let is_allowed = |_: StatusCode| self.is_websocket && self.parked.is_none();
+        let mut head = self.unsent_head(200, is_allowed)?;
+        let mut content_length = None;
+        for (name, value) in fields {
+            add_field(name, value, head.headers_mut(), &mut content_length)?;
+        }
+        add_lines(head.headers_mut(), lines, unix_s)?;
+        let Sending::Head(response) = &mut self.sending else {
+            return Err(ResponseError::Begun);
+        };
+        let sending = response
+            .send_response(head, false)
+            .map_err(|_| ResponseError::NoRequest)?;
+        self.sending = Sending::Body(sending);
+        self.framing = Framing::Stream;
         Ok(())
     }
 
@@ -529,6 +554,22 @@ fn check_trailers(trailers: &HeaderMap) -> Option<Vec<(String, Vec<u8>)>> {
             is_allowed.then(|| (name.to_string(), value.as_bytes().to_vec()))
         })
         .collect()
+}
+
+/// Adds Date and Server, unless the response has its own.
+fn add_lines(headers: &mut HeaderMap, lines: &mut Lines, unix_s: u64) -> Result<(), ResponseError> {
+    let (date, server) = lines.values(unix_s);
+    for (name, value) in [(DATE, date), (SERVER, server)] {
+        if let Some(value) = value
+            && let Ok(Entry::Vacant(place)) = headers.try_entry(name)
+        {
+            // A map that is full takes no more.
+            place
+                .try_insert(value.clone())
+                .map_err(|_| ResponseError::FieldName)?;
+        }
+    }
+    Ok(())
 }
 
 /// Adds a field of a response. Those of HTTP/1 connections are left out, and Content-Length is set apart.

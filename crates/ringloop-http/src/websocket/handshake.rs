@@ -119,10 +119,68 @@ impl From<ResponseError> for AcceptError {
 #[derive(Clone, Debug)]
 pub struct Handshake {
     config: Config,
-    accept: [u8; 28],
+    /// The answer to the client's key. There is none on HTTP/2.
+    accept: Option<[u8; 28]>,
     deflate: Option<Negotiated>,
     /// All offered subprotocols, separated by commas.
     subprotocols: Vec<u8>,
+}
+
+/// The parameters of the WebSocket that a request asks for.
+#[derive(Default)]
+struct Offer {
+    /// Whether there is a version, and whether it is the right one.
+    version: Option<bool>,
+    subprotocols: Vec<u8>,
+    deflate: Option<Negotiated>,
+}
+
+impl Offer {
+    /// Takes a field of the request.
+    fn take(&mut self, known: Option<Known>, value: &[u8], config: &Config) -> Result<(), Refusal> {
+        match known {
+            Some(Known::SEC_WEBSOCKET_VERSION) => {
+                syntax::set_once(&mut self.version, value == b"13", Refusal::Version)?;
+            }
+            Some(Known::SEC_WEBSOCKET_PROTOCOL) => {
+                if !syntax::list(value).all(syntax::is_token) {
+                    return Err(Refusal::Subprotocols);
+                }
+                if !self.subprotocols.is_empty() {
+                    self.subprotocols.push(b',');
+                }
+                self.subprotocols.extend_from_slice(value);
+            }
+            Some(Known::SEC_WEBSOCKET_EXTENSIONS) => {
+                // A malformed value is refused even if compression is off.
+                let wanted = config.deflate.unwrap_or_default();
+                let offer = deflate::negotiate(value, &wanted).map_err(|()| Refusal::Extensions)?;
+                self.deflate = self
+                    .deflate
+                    .take()
+                    .or(offer.filter(|_| config.deflate.is_some()));
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn check_version(&self) -> Result<(), Refusal> {
+        if self.version == Some(true) {
+            Ok(())
+        } else {
+            Err(Refusal::Version)
+        }
+    }
+
+    fn handshake(self, config: &Config, accept: Option<[u8; 28]>) -> Handshake {
+        Handshake {
+            config: *config,
+            accept,
+            deflate: self.deflate,
+            subprotocols: self.subprotocols,
+        }
+    }
 }
 
 impl Handshake {
@@ -143,47 +201,44 @@ impl Handshake {
         {
             return Err(Refusal::Request);
         }
-        let (mut key, mut version) = (None, None);
-        let mut subprotocols = Vec::new();
-        let mut deflate = None;
+        let (mut key, mut offer) = (None, Offer::default());
         for field in head.fields() {
             let value = field.value.of(bytes);
-            match field.known {
-                Some(Known::SEC_WEBSOCKET_KEY) => {
-                    syntax::set_once(&mut key, value, Refusal::Key)?;
-                }
-                Some(Known::SEC_WEBSOCKET_VERSION) => {
-                    syntax::set_once(&mut version, value, Refusal::Version)?;
-                }
-                Some(Known::SEC_WEBSOCKET_PROTOCOL) => {
-                    if !syntax::list(value).all(syntax::is_token) {
-                        return Err(Refusal::Subprotocols);
-                    }
-                    if !subprotocols.is_empty() {
-                        subprotocols.push(b',');
-                    }
-                    subprotocols.extend_from_slice(value);
-                }
-                Some(Known::SEC_WEBSOCKET_EXTENSIONS) => {
-                    // A malformed value is refused even if compression is off.
-                    let wanted = config.deflate.unwrap_or_default();
-                    let offer =
-                        deflate::negotiate(value, &wanted).map_err(|()| Refusal::Extensions)?;
-                    deflate = deflate.or(offer.filter(|_| config.deflate.is_some()));
-                }
-                _ => {}
+            if field.known == Some(Known::SEC_WEBSOCKET_KEY) {
+                syntax::set_once(&mut key, value, Refusal::Key)?;
+            } else {
+                offer.take(field.known, value, config)?;
             }
         }
         // Check the version first: other versions may have other keys.
-        if version != Some(b"13") {
-            return Err(Refusal::Version);
+        offer.check_version()?;
+        let accept = accept(key.ok_or(Refusal::Key)?)?;
+        Ok(offer.handshake(config, Some(accept)))
+    }
+
+    /// Checks a request that came on a stream of HTTP/2 (RFC 8441, section 5), which has no key. `fields` are its fields, and
+    /// `end` says whether the client has ended its side.
+    ///
+    /// # Errors
+    /// If the request violates RFC 6455, section 4.2.1, apart from what HTTP/2 does in another way.
+    pub fn check_on_stream<'f>(
+        fields: impl IntoIterator<Item = (&'f [u8], &'f [u8])>,
+        end: bool,
+        config: &Config,
+    ) -> Result<Handshake, Refusal> {
+        if end {
+            return Err(Refusal::Request);
         }
-        Ok(Handshake {
-            config: *config,
-            accept: accept(key.ok_or(Refusal::Key)?)?,
-            deflate,
-            subprotocols,
-        })
+        let mut offer = Offer::default();
+        for (name, value) in fields {
+            let known = Known::find(name);
+            if known == Some(Known::CONTENT_LENGTH) {
+                return Err(Refusal::Request);
+            }
+            offer.take(known, value, config)?;
+        }
+        offer.check_version()?;
+        Ok(offer.handshake(config, None))
     }
 
     /// The subprotocols that the client offers, in its order of preference.
@@ -218,9 +273,6 @@ impl Handshake {
         unix_s: u64,
         out: &mut Vec<u8>,
     ) -> Result<Connection, AcceptError> {
-        if subprotocol.is_some_and(|chosen| !self.subprotocols().any(|offered| offered == chosen)) {
-            return Err(AcceptError::Subprotocol);
-        }
         let start = out.len();
         let result = self
             .write(subprotocol, fields, lines, unix_s, out)
@@ -229,6 +281,24 @@ impl Handshake {
             out.truncate(start);
         }
         result.map(|()| Connection::new(self.config, self.deflate))
+    }
+
+    /// The WebSocket on a stream of HTTP/2 that begins when the request is [accepted](crate::h2::Connection::open) with the
+    /// fields that `field` is called with. The parameters are those of [`accept`](Handshake::accept).
+    ///
+    /// # Errors
+    /// If the client does not offer the subprotocol, or if a field is not allowed. Otherwise the fields are not checked.
+    pub fn accept_on_stream<'f>(
+        &self,
+        subprotocol: Option<&[u8]>,
+        fields: impl IntoIterator<Item = (&'f [u8], &'f [u8])>,
+        mut field: impl FnMut(&[u8], &[u8]),
+    ) -> Result<Connection, AcceptError> {
+        self.each_field(subprotocol, fields, |_, name, value| {
+            field(name, value);
+            Ok(())
+        })?;
+        Ok(Connection::new(self.config, self.deflate))
     }
 
     fn write<'f>(
@@ -242,27 +312,50 @@ impl Handshake {
         out.extend_from_slice(
             b"HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\nconnection: Upgrade\r\n",
         );
-        h1::write_field(b"sec-websocket-accept", &self.accept, out);
-        if let Some(subprotocol) = subprotocol {
-            h1::write_field(b"sec-websocket-protocol", subprotocol, out);
-        }
-        if let Some(deflate) = &self.deflate {
-            out.extend_from_slice(b"sec-websocket-extensions: ");
-            deflate.write(out);
-            out.extend_from_slice(b"\r\n");
+        if let Some(accept) = &self.accept {
+            h1::write_field(b"sec-websocket-accept", accept, out);
         }
         let (mut has_date, mut has_server) = (false, false);
-        for (name, value) in fields {
-            match Known::find(name) {
-                known if is_reserved(known) => return Err(AcceptError::Field),
+        self.each_field(subprotocol, fields, |known, name, value| {
+            match known {
                 Some(Known::DATE) => has_date = true,
                 Some(Known::SERVER) => has_server = true,
                 _ => {}
             }
-            h1::write_checked_field(name, value, out)?;
-        }
+            Ok(h1::write_checked_field(name, value, out)?)
+        })?;
         lines.write(unix_s, has_date, has_server, out);
         out.extend_from_slice(b"\r\n");
+        Ok(())
+    }
+
+    /// Passes on the fields that accept the handshake in any version of HTTP, and the application's.
+    fn each_field<'f>(
+        &self,
+        subprotocol: Option<&[u8]>,
+        fields: impl IntoIterator<Item = (&'f [u8], &'f [u8])>,
+        mut put: impl FnMut(Option<Known>, &[u8], &[u8]) -> Result<(), AcceptError>,
+    ) -> Result<(), AcceptError> {
+        if let Some(chosen) = subprotocol {
+            if !self.subprotocols().any(|offered| offered == chosen) {
+                return Err(AcceptError::Subprotocol);
+            }
+            let known = Some(Known::SEC_WEBSOCKET_PROTOCOL);
+            put(known, b"sec-websocket-protocol", chosen)?;
+        }
+        if let Some(deflate) = &self.deflate {
+            let mut value = Vec::new();
+            deflate.write(&mut value);
+            let known = Some(Known::SEC_WEBSOCKET_EXTENSIONS);
+            put(known, b"sec-websocket-extensions", &value)?;
+        }
+        for (name, value) in fields {
+            let known = Known::find(name);
+            if is_reserved(known) {
+                return Err(AcceptError::Field);
+            }
+            put(known, name, value)?;
+        }
         Ok(())
     }
 }

@@ -9,3 +9,4 @@ mod responses;
 mod support;
 #[path = "../targets/mod.rs"]
 mod targets;
+mod websockets;

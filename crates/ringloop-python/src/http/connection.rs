@@ -7,6 +7,7 @@ mod ending;
 mod http1;
 mod http2;
 mod websocket;
+mod websocket_stream;
 
 use pyo3::prelude::*;
 use pyo3::types::PyString;
@@ -612,7 +613,7 @@ impl Connection {
             this.link.has_socket(py) && request.is_some_and(|it| it.get().sends_file(py))
         };
         if !sends_file {
-            let taken = Self::end_websocket_input(slf);
+            let taken = Self::end_websocket_input(slf).and(Self::end_streams_input(slf));
             return taken.and(Self::end(slf)).map(|()| false);
         }
         this.state.get_mut(py).http.close_after_response();
@@ -666,9 +667,7 @@ impl Connection {
         };
         let mut result = Ok(());
         for request in current.iter().chain(streams.iter().flatten()) {
-            if let Some(websocket) = request.get().websocket() {
-                result = result.and(Self::resume_websocket(slf, websocket));
-            }
+            result = result.and(Self::resume_websocket(slf, request.get()));
             result = result.and(request.get().wake_senders(py));
         }
         match streams {

@@ -145,8 +145,8 @@ pub(super) trait Protocol: Sync {
 
 /// The further interface for an exchange that has become a WebSocket.
 pub(super) trait WebSocketProtocol: Sync {
-    /// The handshake is answered with a response, after which the connection ends.
-    fn deny(&self, connection: &Bound<'_, PyAny>);
+    /// The handshake is answered with a response, after which the connection or the stream ends.
+    fn deny(&self, exchange: &Exchange, connection: &Bound<'_, PyAny>);
 
     /// Accepts the handshake.
     fn accept(
@@ -164,13 +164,14 @@ pub(super) trait WebSocketProtocol: Sync {
     /// Writes a frame, and `payload` behind it.
     fn write(
         &self,
+        exchange: &Exchange,
         connection: &Bound<'_, PyAny>,
         frame: &[u8],
         payload: Option<&Bound<'_, PyBytes>>,
     ) -> PyResult<()>;
 
     /// Reads on: the application has taken all messages.
-    fn read_on(&self, connection: &Bound<'_, PyAny>) -> PyResult<()>;
+    fn read_on(&self, exchange: &Exchange, connection: &Bound<'_, PyAny>) -> PyResult<()>;
 
     /// Sends the close frame, and waits for the client's. 1005 stands for no code. Nothing happens if one was sent.
     fn close(
@@ -181,8 +182,8 @@ pub(super) trait WebSocketProtocol: Sync {
         reason: &str,
     ) -> PyResult<Result<(), SendError>>;
 
-    /// Ends the connection, whose handshake was answered in part only.
-    fn end(&self, connection: &Bound<'_, PyAny>) -> PyResult<()>;
+    /// Ends the connection or the stream, whose handshake was answered in part only.
+    fn end(&self, exchange: &Exchange, connection: &Bound<'_, PyAny>) -> PyResult<()>;
 }
 
 /// Who answers exchanges.
@@ -371,6 +372,11 @@ impl Exchange {
         self.route
     }
 
+    /// Whether it has a stream of HTTP/2, and not all of a connection.
+    pub(super) fn has_stream(&self) -> bool {
+        self.protocol.is_multiplexed()
+    }
+
     pub(super) fn websocket(&self) -> Option<&WebSocket> {
         self.upgrade.as_deref().map(|it| &it.websocket)
     }
@@ -473,6 +479,14 @@ impl Exchange {
         drop(dropped);
         if let Some(websocket) = self.websocket() {
             websocket.disconnect(py, is_lost);
+            let slot = if is_lost {
+                websocket.take_slot(py)
+            } else {
+                None
+            };
+            if let Some(slot) = slot {
+                self.service(py)?.get().leave_stream(py, slot)?;
+            }
         }
         self.wake_receivers(py)?;
         self.wake_senders(py)
@@ -617,7 +631,7 @@ impl Exchange {
     /// Whether the response goes out on a stream of HTTP/2.
     #[getter]
     fn _has_stream(&self) -> bool {
-        self.protocol.is_multiplexed()
+        self.has_stream()
     }
 
     /// Sends bytes of a file.

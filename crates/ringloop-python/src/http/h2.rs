@@ -24,6 +24,8 @@ pub(super) struct Http2 {
     pub(super) exchanges: BTreeMap<Stream, Open>,
     /// Those that were not started.
     pub(super) starting: VecDeque<Stream>,
+    /// WebSockets whose input is read in the next turn.
+    pub(super) reading: VecDeque<Stream>,
     /// The last request's head, and what was made of it.
     pub(super) last: Option<(Arc<h2::Request>, Template)>,
     /// The number of requests that wait for more of their bodies.
@@ -45,6 +47,50 @@ pub(super) struct Open {
     pub(super) awaits_continue: bool,
     /// Since when the application has waited for more of the body.
     pub(super) waits_since_ms: Option<u64>,
+    /// Of a WebSocket.
+    pub(super) unread: Option<Box<Unread>>,
+}
+
+/// The bytes that a WebSocket's client has sent and the WebSocket has not read. They are never more than the window of the stream.
+#[derive(Default)]
+pub(super) struct Unread {
+    input: Vec<u8>,
+    /// Where it begins.
+    at: usize,
+    /// The client has ended its side.
+    pub(super) has_ended: bool,
+}
+
+impl Unread {
+    pub(super) fn is_empty(&self) -> bool {
+        self.at == self.input.len()
+    }
+
+    pub(super) fn add(&mut self, data: &[u8]) {
+        self.input.extend_from_slice(data);
+    }
+
+    /// Takes all of it: it begins at the second value.
+    pub(super) fn take(&mut self) -> (Vec<u8>, usize) {
+        let at = std::mem::take(&mut self.at);
+        (std::mem::take(&mut self.input), at)
+    }
+
+    /// Keeps what was not used, in front of what has come meanwhile. It is moved only when it is less than what was used,
+    /// so that many small messages don't move it many times.
+    pub(super) fn put_back(&mut self, mut input: Vec<u8>, at: usize) {
+        let rest = input.len() - at;
+        self.at = at;
+        if rest == 0 {
+            self.at = 0;
+            input = Vec::new();
+        } else if rest < at {
+            self.at = 0;
+            input.drain(..at);
+        }
+        input.append(&mut self.input);
+        self.input = input;
+    }
 }
 
 impl Http2 {
@@ -53,6 +99,7 @@ impl Http2 {
             messages: h2::Connection::new(config),
             exchanges: BTreeMap::new(),
             starting: VecDeque::new(),
+            reading: VecDeque::new(),
             last: None,
             waiting: 0,
             was_used: false,
@@ -75,6 +122,11 @@ impl Http2 {
     pub(super) fn request(&self, py: Python<'_>, stream: Stream) -> Option<Py<Exchange>> {
         let exchange = self.exchanges.get(&stream)?;
         Some(exchange.request.clone_ref(py))
+    }
+
+    /// The bytes that the WebSocket of a stream has not read.
+    pub(super) fn unread(&mut self, stream: Stream) -> Option<&mut Unread> {
+        self.exchanges.get_mut(&stream)?.unread.as_deref_mut()
     }
 
     /// The next request to start.

@@ -108,7 +108,9 @@ impl Request {
             if exchange.get().drops_trailers(py)
                 && message::is_text(&kind, intern!(py, "http.response.trailers"))?
             {
-                exchange.get().drop_trailers(py, has_more_trailers(message)?);
+                exchange
+                    .get()
+                    .drop_trailers(py, has_more_trailers(message)?);
                 return Ok(Sending::Done);
             }
             return Err(message::unexpected(&kind, |kind| {

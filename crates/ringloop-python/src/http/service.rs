@@ -112,7 +112,10 @@ impl<T> Table<T> {
 
 struct State {
     objects: Option<Objects>,
+    /// And the WebSockets on streams of some, which have deadlines of their own.
     connections: Table<Py<PyAny>>,
+    /// How many of these are on streams.
+    streams: usize,
     /// Those of which only the rest of the client's data is awaited.
     lingering: usize,
     /// Protocols that may still get their connections.
@@ -157,6 +160,13 @@ impl Ration {
             return None;
         }
         Some(std::mem::take(&mut self.unlogged))
+    }
+}
+
+impl State {
+    /// How many connections are open.
+    fn open(&self) -> usize {
+        self.connections.len() - self.streams
     }
 }
 
@@ -293,7 +303,7 @@ impl HttpService {
         let root_path = objects::string(py, &settings.root_path)?.unbind();
         let settings = Settings {
             limits: settings.limits(),
-            http2: settings.http2_config(),
+            http2: settings.http2_config(has_websockets),
             body_ahead: settings.limit_body_ahead,
             concurrency: settings.limit_concurrency,
             default_fields,
@@ -331,6 +341,7 @@ impl HttpService {
         let state = State {
             objects: Some(objects),
             connections: Table::new(),
+            streams: 0,
             lingering: 0,
             awaited: 0,
             waiting: Table::new(),
@@ -361,7 +372,7 @@ impl HttpService {
 
     /// How many connections are open.
     pub(super) fn open(&self, py: Python<'_>) -> usize {
-        self.state.get(py).connections.len()
+        self.state.get(py).open()
     }
 
     /// How many protocols have no connection yet, which some get after TLS's handshake only.
@@ -426,6 +437,7 @@ impl HttpService {
             (
                 state.objects.take(),
                 std::mem::replace(&mut state.connections, Table::new()),
+                std::mem::take(&mut state.streams),
                 std::mem::replace(&mut state.waiting, Table::new()),
                 std::mem::take(&mut state.timers),
                 std::mem::take(&mut state.closing),
@@ -840,7 +852,7 @@ impl HttpService {
     pub(super) fn is_overloaded(&self, py: Python<'_>) -> bool {
         self.settings.concurrency.is_some_and(|limit| {
             let state = self.state.get(py);
-            let open = state.connections.len().saturating_sub(state.lingering);
+            let open = state.open().saturating_sub(state.lingering);
             open >= limit || state.active >= limit
         })
     }
@@ -901,6 +913,31 @@ impl HttpService {
         self.counters.get_mut(connection.py()).connections += 1;
         let mut state = self.state.get_mut(connection.py());
         state.connections.insert(connection.clone().unbind())
+    }
+
+    /// Enters a WebSocket on a stream of a connection. Returns the number that its deadlines are set with.
+    pub(super) fn enter_stream(&self, exchange: &Bound<'_, PyAny>) -> usize {
+        let mut state = self.state.get_mut(exchange.py());
+        state.streams += 1;
+        state.connections.insert(exchange.clone().unbind())
+    }
+
+    /// Forgets a WebSocket on a stream.
+    pub(super) fn leave_stream(&self, py: Python<'_>, slot: usize) -> PyResult<()> {
+        let is_entered = {
+            let mut state = self.state.get_mut(py);
+            let is_entered = state
+                .connections
+                .places
+                .get(slot)
+                .is_some_and(Option::is_some);
+            state.streams -= usize::from(is_entered);
+            is_entered
+        };
+        if is_entered {
+            return self.leave(py, slot, false);
+        }
+        Ok(())
     }
 
     /// Counts a connection as one that is answered, and of which only the rest of the client's data is awaited.

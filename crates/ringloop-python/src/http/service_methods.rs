@@ -7,6 +7,7 @@ use ringloop_reactor::clock;
 
 use super::connection::Connection;
 use super::deadlines::Kind;
+use super::exchange::Exchange;
 use super::request::Request;
 use super::service::{Given, HttpService};
 use super::settings::HttpSettings;
@@ -152,8 +153,10 @@ impl HttpService {
         let now_ns = clock::now_ns();
         let mut result = Ok(());
         while let Some(expired) = this.expire(py, kind, now_ns) {
-            let connection = as_connection(expired.bind(py))?;
-            let ended = Connection::on_deadline(connection, kind);
+            let ended = match expired.bind(py).cast::<Exchange>() {
+                Ok(exchange) => Connection::on_stream_deadline(exchange, kind),
+                Err(_) => Connection::on_deadline(as_connection(expired.bind(py))?, kind),
+            };
             result = support::first_error(py, result, ended);
         }
         support::first_error(py, result, Self::set_timer(slf, kind))
@@ -183,7 +186,10 @@ impl HttpService {
         py: Python<'_>,
         run: impl Fn(&Bound<'_, Connection>) -> PyResult<()>,
     ) -> PyResult<()> {
-        support::for_each(py, self.all_connections(py), |connection| {
+        let mut connections = self.all_connections(py);
+        // Each of the others is on a stream of one.
+        connections.retain(|it| !it.bind(py).is_instance_of::<Exchange>());
+        support::for_each(py, connections, |connection| {
             run(as_connection(connection.bind(py))?)
         })
     }

@@ -66,8 +66,9 @@ impl HttpSettings {
         limits
     }
 
-    pub(super) fn http2_config(&self) -> h2::Config {
+    pub(super) fn http2_config(&self, has_websockets: bool) -> h2::Config {
         let mut config = h2::Config::default();
+        config.websocket = has_websockets;
         config.header_list_bytes = u32::try_from(self.limit_head).unwrap_or(u32::MAX);
         config.fields = self.limit_fields;
         config.requests = self.limit_http2_requests.unwrap_or(u64::MAX);

@@ -4,7 +4,8 @@
 //! Once it is accepted, the connection passes on what it receives, and `ringloop_http::websocket` makes messages of it
 //! in the receive buffer. They are queued for the application; if the queue is full, reading stops.
 //!
-//! This module writes nothing: the connection does (`connection/websocket.rs`). `websocket_messages` talks to the
+//! This module writes nothing: the connection does (`connection/websocket.rs`), or one of its streams
+//! (`connection/websocket_stream.rs`). `websocket_messages` talks to the
 //! application.
 
 use std::collections::VecDeque;
@@ -68,6 +69,8 @@ struct State {
     ping: Option<[u8; 4]>,
     /// The answer to the last ping that came while nothing could be written.
     pong: Option<Box<ControlFrame>>,
+    /// On a stream: the number that the service knows it by, for its deadlines.
+    slot: Option<usize>,
 }
 
 impl State {
@@ -137,6 +140,7 @@ impl WebSocket {
             disconnect: None,
             ping: None,
             pong: None,
+            slot: None,
         };
         Self {
             state: GilCell::new(state),
@@ -167,6 +171,18 @@ impl WebSocket {
 
     pub(super) fn set_phase(&self, py: Python<'_>, phase: Phase) {
         self.state.get_mut(py).phase = phase;
+    }
+
+    pub(super) fn slot(&self, py: Python<'_>) -> Option<usize> {
+        self.state.get(py).slot
+    }
+
+    pub(super) fn set_slot(&self, py: Python<'_>, slot: usize) {
+        self.state.get_mut(py).slot = Some(slot);
+    }
+
+    pub(super) fn take_slot(&self, py: Python<'_>) -> Option<usize> {
+        self.state.get_mut(py).slot.take()
     }
 
     /// Whether it is known how the WebSocket has ended.

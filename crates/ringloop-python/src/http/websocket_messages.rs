@@ -16,8 +16,9 @@ use crate::names::intern;
 use crate::objects::{self, New};
 use crate::support;
 
-/// The status of an accepted handshake.
+/// The status of an accepted handshake, which on HTTP/2 is `OK`.
 const SWITCHING_PROTOCOLS: u16 = 101;
+const OK: u16 = 200;
 
 /// From here on, `bytes` are sent where they are, and not copied behind the frame's head.
 const SENT_IN_PLACE: usize = 8 * 1024;
@@ -45,7 +46,7 @@ pub(super) fn receive<'py>(request: &Bound<'py, Request>) -> PyResult<Step<'py>>
             is_drained,
         ) => {
             if is_drained && let Some(connection) = exchange.connection(py) {
-                wire.read_on(&connection)?;
+                wire.read_on(exchange, &connection)?;
             }
             let message = objects::dict(py)?;
             message.set_item(kind, intern!(py, "websocket.receive"))?;
@@ -137,7 +138,7 @@ pub(super) fn send<'py>(
         Phase::Connecting if is(intern!(py, "websocket.http.response.start"))? => {
             let status: u16 = message::item(message, intern!(py, "status"))?.extract()?;
             let scope = exchange.take_logged_scope(py);
-            wire.deny(&connection);
+            wire.deny(exchange, &connection);
             if let Err(error) = Request::begin_response(request, &connection, message) {
                 exchange.return_logged_scope(py, scope);
                 return Err(error);
@@ -195,7 +196,12 @@ fn accept(
         return Err(objects::error::<PyRuntimeError>(py, &error.to_string()));
     }
     let begun = Some(exchange.begun(py));
-    service.get().count_response(py, begun, SWITCHING_PROTOCOLS);
+    let status = if exchange.has_stream() {
+        OK
+    } else {
+        SWITCHING_PROTOCOLS
+    };
+    service.get().count_response(py, begun, status);
     exchange.log_handshake(py, "[accepted]")?;
     wire.begin(exchange, connection)
 }
@@ -250,7 +256,7 @@ fn send_frame(
     let (this, wire) = exchange.upgrade(py)?;
     let mut buffer = service.get().take_buffer(py);
     let result = match this.frame(service, is_text, content, kept, &mut buffer) {
-        Ok(kept) => wire.write(connection, &buffer, kept),
+        Ok(kept) => wire.write(exchange, connection, &buffer, kept),
         Err(error) => Err(send_error(py, &error)),
     };
     service.get().return_buffer(py, buffer);
@@ -297,7 +303,7 @@ pub(super) fn finish(
         }
         (Some(connection), Phase::Denying) => {
             let flushed = exchange.flush_head(py);
-            flushed.and(wire.end(&connection))
+            flushed.and(wire.end(exchange, &connection))
         }
         (Some(connection), Phase::Open) => {
             // It has a valid code and no reason.

@@ -160,7 +160,8 @@ impl Connection {
             let mut state = slf.get().state.get_mut(py);
             if state.http2.is_some() {
                 drop(state);
-                return Self::retire(slf);
+                let closed = Self::for_each_stream(slf, Self::shut_down_open_websocket);
+                return closed.and(Self::retire(slf));
             }
             let has_request = state.current.is_some();
             let is_idle = !has_request && state.http.is_idle();

@@ -11,13 +11,17 @@ use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyDict};
 use ringloop_http::ResponseError;
 use ringloop_http::h2::{self, Event};
+use ringloop_http::websocket::Handshake;
 use ringloop_reactor::clock;
 
 use super::http1::{EARLY_HINTS, connection};
+use super::websocket::FRAMES;
 use super::{Connection, FIRST_REQUEST_S, REQUESTS_PER_TURN};
 use crate::http::counters::Begun;
 use crate::http::deadlines::Kind;
-use crate::http::exchange::{Exchange, FileBegun, FileStart, Part, Protocol, response_error};
+use crate::http::exchange::{
+    Exchange, FileBegun, FileStart, Part, Protocol, WebSocketProtocol, response_error,
+};
 use crate::http::h2::{Http2, Open, Stream};
 use crate::http::link::{Link, Sent};
 use crate::http::message::Fields;
@@ -35,12 +39,12 @@ const INTERNAL_ERROR: u32 = 2;
 /// Shorter bodies are copied, which costs less than to share them.
 const SHARED: usize = 4096;
 
-fn now_ms() -> u64 {
+pub(super) fn now_ms() -> u64 {
     clock::now_ns() / 1_000_000
 }
 
 /// A body to send. It must not change.
-fn shared(body: &Bound<'_, PyBytes>) -> Bytes {
+pub(super) fn shared(body: &Bound<'_, PyBytes>) -> Bytes {
     let content = body.as_bytes();
     if content.len() < SHARED {
         Bytes::copy_from_slice(content)
@@ -51,7 +55,11 @@ fn shared(body: &Bound<'_, PyBytes>) -> Bytes {
 
 /// The connection's own work.
 impl Connection {
-    fn with_http2<R>(&self, py: Python<'_>, run: impl FnOnce(&mut Http2) -> R) -> Option<R> {
+    pub(super) fn with_http2<R>(
+        &self,
+        py: Python<'_>,
+        run: impl FnOnce(&mut Http2) -> R,
+    ) -> Option<R> {
         let mut state = self.state.get_mut(py);
         // If it is gone, `run` is dropped after the borrow.
         let http2 = state.http2.as_deref_mut()?;
@@ -109,6 +117,7 @@ impl Connection {
         let py = slf.py();
         let this = slf.get();
         let mut started = 0;
+        Self::read_streams(slf)?;
         loop {
             let now_ms = now_ms();
             while let Some(event) = this
@@ -157,14 +166,17 @@ impl Connection {
             Event::Refused { stream, fault } => {
                 let (status, text) = (fault.status(), fault.as_str());
                 let warned = this.warn_of_invalid(service, &format!("gets {status}: {text}"));
-                Self::refuse_stream(slf, stream, None, status, text).and(warned)
+                Self::refuse_stream(slf, stream, None, status, text, &[]).and(warned)
             }
-            Event::Data { stream, data, end } => this.on_data(py, stream, &data, end),
-            Event::Trailers { stream, .. } => this.on_data(py, stream, b"", true),
+            Event::Data { stream, data, end } => Self::on_data(slf, stream, &data, end),
+            Event::Trailers { stream, .. } => Self::on_data(slf, stream, b"", true),
             Event::Drained { stream } => {
                 let found = this.with_http2(py, |http2| http2.request(py, stream));
                 match found.flatten() {
-                    Some(request) => request.get().wake_senders(py),
+                    Some(request) => {
+                        let resumed = Self::resume_websocket(slf, request.get());
+                        resumed.and(request.get().wake_senders(py))
+                    }
                     None => Ok(()),
                 }
             }
@@ -207,7 +219,29 @@ impl Connection {
     ) -> PyResult<()> {
         let py = slf.py();
         let this = slf.get();
-        let last = this.with_http2(py, |http2| http2.last.take()).flatten();
+        let handshake = match service.get().websocket_config() {
+            Some(config) if head.is_websocket() => {
+                let fields = head.fields();
+                let fields = fields.map(|(name, value)| (name.as_bytes(), value));
+                match Handshake::check_on_stream(fields, end, config) {
+                    Ok(handshake) => Some(handshake),
+                    Err(refusal) => {
+                        let (status, text) = (refusal.status(), refusal.as_str());
+                        let fields = refusal.fields();
+                        let refused = Self::refuse_stream(slf, stream, None, status, text, fields);
+                        let warned = service.get().warn(py, "Invalid HTTP request received.");
+                        return refused.and(warned);
+                    }
+                }
+            }
+            _ => None,
+        };
+        let is_websocket = handshake.is_some();
+        let last = if is_websocket {
+            None
+        } else {
+            this.with_http2(py, |http2| http2.last.take()).flatten()
+        };
         let template = match last {
             Some((last, template)) if Arc::ptr_eq(&last, &head) => template,
             _ => {
@@ -215,7 +249,7 @@ impl Connection {
                 Template::of_stream(py, service.get(), peer.as_ref(), &head)?
             }
         };
-        let scope = template.scope(py, service.get(), None)?;
+        let scope = template.scope(py, service.get(), handshake.as_ref())?;
         let begun = Begun {
             method: head.known_method(),
             at_ns: clock::now_ns(),
@@ -229,28 +263,36 @@ impl Connection {
             &scope,
             dispatch,
             begun,
-            end,
-            None,
+            // A WebSocket has no body.
+            end || is_websocket,
+            handshake.map(|it| (it, &FRAMES as &'static dyn WebSocketProtocol)),
         );
         let answerer = this.answerer(py, dispatch.route);
         let request = answerer.take(exchange, scope)?.unbind();
-        let awaits_continue = head.expects_continue() && !end;
-        this.with_http2(py, |http2| {
-            http2.last = Some((head, template));
+        let awaits_continue = head.expects_continue() && !end && !is_websocket;
+        let dropped = this.with_http2(py, |http2| {
+            let mut latest = Some((head, template));
+            if !is_websocket {
+                std::mem::swap(&mut http2.last, &mut latest);
+            }
             http2.was_used = true;
             http2.starting.push_back(stream);
             let open = Open {
                 request,
                 awaits_continue,
                 waits_since_ms: None,
+                unread: is_websocket.then(Box::default),
             };
             http2.exchanges.insert(stream, open);
+            latest
         });
+        drop(dropped);
         Ok(())
     }
 
     /// Takes a part of a request's body.
-    fn on_data(&self, py: Python<'_>, stream: Stream, data: &[u8], end: bool) -> PyResult<()> {
+    fn on_data(slf: &Bound<'_, Self>, stream: Stream, data: &[u8], end: bool) -> PyResult<()> {
+        let py = slf.py();
         let find = |http2: &mut Http2| {
             http2.set_waiting(stream, None);
             let exchange = http2.exchanges.get_mut(&stream);
@@ -262,8 +304,11 @@ impl Connection {
             http2.messages.release(stream, data.len());
             None
         };
-        let request = self.with_http2(py, find).flatten();
+        let request = slf.get().with_http2(py, find).flatten();
         match request {
+            Some(request) if request.get().websocket().is_some() => {
+                Self::arrive_on_stream(slf, request.bind(py), data, end)
+            }
             Some(request) => request.get().push_body(py, data, end),
             None => Ok(()),
         }
@@ -279,8 +324,14 @@ impl Connection {
         let route = request.get().route();
         if route != Route::Page && service.get().is_overloaded(py) {
             service.get().count_request(py)?;
-            let scope = request.get().take_logged_scope(py);
-            let refused = Self::refuse_stream(slf, stream, scope, 503, "Service Unavailable");
+            let text = "Service Unavailable";
+            let refused = if request.get().websocket().is_some() {
+                let logged = request.get().log_handshake(py, "503");
+                logged.and(Self::refuse_stream(slf, stream, None, 503, text, &[]))
+            } else {
+                let scope = request.get().take_logged_scope(py);
+                Self::refuse_stream(slf, stream, scope, 503, text, &[])
+            };
             let warned = service.get().warn(py, "Exceeded concurrency limit.");
             return refused.and(warned);
         }
@@ -435,7 +486,7 @@ impl Connection {
             Kind::Body => {
                 let late = this.with_http2(py, |http2| http2.waiting_since(since_ms));
                 for stream in late.unwrap_or_default() {
-                    Self::refuse_stream(slf, stream, None, 408, "request timeout")?;
+                    Self::refuse_stream(slf, stream, None, 408, "request timeout", &[])?;
                 }
                 Self::drive(slf)
             }
@@ -444,7 +495,7 @@ impl Connection {
                 Self::drive(slf)
             }
             Kind::Linger => slf.get().link.on_lingered(slf.py()),
-            // Of WebSockets, which are not on HTTP/2.
+            // Each WebSocket has its own.
             Kind::Ping | Kind::Pong | Kind::Close => Ok(()),
         }
     }
@@ -693,7 +744,7 @@ impl Protocol for Http2Protocol {
         text: &str,
     ) -> PyResult<()> {
         let stream = exchange.number();
-        Connection::refuse_stream(connection(object)?, stream, scope, status, text)
+        Connection::refuse_stream(connection(object)?, stream, scope, status, text, &[])
     }
 }
 
@@ -760,13 +811,14 @@ impl Connection {
         Self::leave_stream(slf, stream)
     }
 
-    /// Answers with an error. If a response has begun, its stream is reset.
+    /// Answers with an error, and these fields. If a response has begun, its stream is reset.
     pub(super) fn refuse_stream(
         slf: &Bound<'_, Self>,
         stream: Stream,
         scope: Option<Py<PyDict>>,
         status: u16,
         text: &str,
+        fields: &[(&[u8], &[u8])],
     ) -> PyResult<()> {
         let py = slf.py();
         let this = slf.get();
@@ -775,7 +827,8 @@ impl Connection {
         };
         let kind = (&b"content-type"[..], &b"text/plain; charset=utf-8"[..]);
         let defaults = service.get().default_fields();
-        let fields = std::iter::once(kind).chain(defaults.filter(|(name, _)| *name != kind.0));
+        let fields = fields.iter().copied().chain(std::iter::once(kind));
+        let fields = fields.chain(defaults.filter(|(name, _)| *name != kind.0));
         let body = Bytes::copy_from_slice(text.as_bytes());
         let length = Some(body.len() as u64);
         let request = this.with_http2(py, |http2| http2.request(py, stream));
@@ -804,7 +857,7 @@ impl Connection {
     }
 
     /// Forgets a stream that has ended before its request.
-    fn leave_stream(slf: &Bound<'_, Self>, stream: Stream) -> PyResult<()> {
+    pub(super) fn leave_stream(slf: &Bound<'_, Self>, stream: Stream) -> PyResult<()> {
         let py = slf.py();
         let removed = slf.get().with_http2(py, |http2| http2.remove(stream));
         let told = match removed.flatten() {

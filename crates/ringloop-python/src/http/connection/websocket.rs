@@ -1,4 +1,5 @@
-//! A connection that speaks WebSocket: what is read, the deadlines, and the end.
+//! A connection that speaks WebSocket: what is read, the deadlines, and the end. What concerns a WebSocket's exchange serves
+//! those on streams of HTTP/2, too; `websocket_stream` has what is different there.
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -144,7 +145,10 @@ impl Connection {
     }
 
     /// Has the rest of the input read in the next turn.
-    fn read_on_later(slf: &Bound<'_, Self>) -> PyResult<()> {
+    fn read_on_later(slf: &Bound<'_, Self>, exchange: &Exchange) -> PyResult<()> {
+        if exchange.has_stream() {
+            return Self::read_stream_later(slf, exchange);
+        }
         let py = slf.py();
         let this = slf.get();
         let has_input = {
@@ -158,28 +162,56 @@ impl Connection {
     }
 
     /// Sets the deadline that a WebSocket has.
-    pub(in crate::http) fn set_websocket_deadline(
+    fn set_websocket_deadline(
         slf: &Bound<'_, Self>,
+        exchange: &Exchange,
         kind: Kind,
     ) -> PyResult<()> {
         let py = slf.py();
         if slf.get().link.is_closing(py) {
             return Ok(());
         }
+        if exchange.has_stream() {
+            return Self::set_stream_deadline(slf, exchange, kind);
+        }
         slf.get().link.set_deadline(py, Some(kind))
     }
 
     /// Whether a client that is silent may be waiting for us: it has not been listened to, or not been sent everything.
-    pub(in crate::http) fn has_work_left(&self, py: Python<'_>) -> PyResult<bool> {
-        if self.link.is_reading_paused(py) {
+    fn has_work_left(&self, py: Python<'_>, exchange: &Exchange) -> PyResult<bool> {
+        if self.link.is_reading_paused(py)
+            || (exchange.has_stream() && self.has_stream_work_left(py, exchange.number()))
+        {
             return Ok(true);
         }
         self.link.has_unsent(py)
     }
 
+    /// Writes a WebSocket's frame, and `payload` behind it.
+    fn write_frame(
+        slf: &Bound<'_, Self>,
+        exchange: &Exchange,
+        frame: &[u8],
+        payload: Option<&Bound<'_, PyBytes>>,
+    ) -> PyResult<()> {
+        if exchange.has_stream() {
+            return Self::write_on_stream(slf, exchange.number(), frame, payload);
+        }
+        slf.get().link.write(slf, frame, payload, b"")
+    }
+
+    /// Closes what carries a WebSocket, once everything is sent.
+    fn close_carrier(slf: &Bound<'_, Self>, exchange: &Exchange) -> PyResult<()> {
+        if exchange.has_stream() {
+            Self::end_stream(slf, exchange)
+        } else {
+            Self::close(slf)
+        }
+    }
+
     /// Closes a connection whose client breaks the rules. To close it while the client sends would reset it, and the
     /// client might never read why: its data is dropped for a while first.
-    pub(in crate::http) fn close_slowly(slf: &Bound<'_, Self>) -> PyResult<()> {
+    fn close_slowly(slf: &Bound<'_, Self>) -> PyResult<()> {
         let py = slf.py();
         let this = slf.get();
         let Some(service) = this
@@ -217,6 +249,13 @@ impl Connection {
     /// Closes a connection whose WebSocket waits for the client's part of the closing handshake.
     pub(in crate::http) fn end_closing_websocket(slf: &Bound<'_, Self>) -> PyResult<()> {
         let py = slf.py();
+        Self::for_each_stream(slf, |slf, exchange| {
+            if is_closing(exchange, py) {
+                Self::end_stream(slf, exchange)
+            } else {
+                Ok(())
+            }
+        })?;
         let request = slf.get().websocket_request(py);
         let is_closing = request.is_some_and(|request| is_closing(request.get(), py));
         if is_closing { Self::close(slf) } else { Ok(()) }
@@ -233,7 +272,7 @@ impl Connection {
     }
 
     /// Has a WebSocket read `input`, and does what that demands. Returns how many bytes were used.
-    fn read_websocket(
+    pub(super) fn read_websocket(
         slf: &Bound<'_, Self>,
         exchange: &Exchange,
         input: &mut [u8],
@@ -243,17 +282,23 @@ impl Connection {
         let websocket = websocket_of(exchange, py)?;
         let service = exchange.service(py)?;
         let mut answers = service.get().take_buffer(py);
-        let is_paused = slf.get().link.is_writing_paused(py);
+        let is_paused = exchange.is_full(slf.as_any());
         let read = websocket.read(&service, input, &mut answers, is_paused, is_last);
         let timed = match &read {
-            Ok(read) if read.is_ping_answered => Self::set_websocket_deadline(slf, Kind::Ping),
+            Ok(read) if read.is_ping_answered => {
+                Self::set_websocket_deadline(slf, exchange, Kind::Ping)
+            }
             _ => Ok(()),
         };
         // Even if something has failed.
-        let answered = slf.get().link.write(slf, &answers, None, b"");
+        let answered = if answers.is_empty() {
+            Ok(())
+        } else {
+            Self::write_frame(slf, exchange, &answers, None)
+        };
         service.get().return_buffer(py, answers);
         let ended = match &read {
-            Ok(Read { end: Some(end), .. }) => Self::end_websocket(slf, websocket, end),
+            Ok(Read { end: Some(end), .. }) => Self::end_websocket(slf, exchange, end),
             _ => Ok(()),
         };
         let woken = if websocket.has_news(py) {
@@ -267,17 +312,19 @@ impl Connection {
     }
 
     /// The client has ended its part, or made it meaningless.
-    fn end_websocket(slf: &Bound<'_, Self>, websocket: &WebSocket, end: &End) -> PyResult<()> {
+    fn end_websocket(slf: &Bound<'_, Self>, exchange: &Exchange, end: &End) -> PyResult<()> {
         let py = slf.py();
+        let websocket = websocket_of(exchange, py)?;
         let (frame, is_orderly) = match end {
             End::Closed(code) => (websocket.answer_close(py, *code), true),
             End::Failed(failure) => (websocket.fail(py, *failure), false),
         };
         if let Some(frame) = frame {
-            slf.get().link.write(slf, frame.as_slice(), None, b"")?;
+            Self::write_frame(slf, exchange, frame.as_slice(), None)?;
         }
-        if is_orderly {
-            Self::close(slf)
+        // What still comes on a stream that is closed does no harm.
+        if is_orderly || exchange.has_stream() {
+            Self::close_carrier(slf, exchange)
         } else {
             Self::close_slowly(slf)
         }
@@ -289,8 +336,8 @@ impl Connection {
         if service.get().is_shutting_down(slf.py()) {
             return Self::shut_down_open_websocket(slf, exchange);
         }
-        Self::set_websocket_deadline(slf, Kind::Ping)?;
-        Self::read_on_later(slf)
+        Self::set_websocket_deadline(slf, exchange, Kind::Ping)?;
+        Self::read_on_later(slf, exchange)
     }
 
     /// Sends the close frame, and waits for the client's. 1005 stands for no code. Nothing happens if one was sent.
@@ -306,50 +353,63 @@ impl Connection {
             Err(SendError::Closing) => return Ok(Ok(())),
             Err(error) => return Ok(Err(error)),
         };
-        slf.get().link.write(slf, frame.as_slice(), None, b"")?;
-        Self::set_websocket_deadline(slf, Kind::Close)?;
-        Self::read_on_later(slf)?;
+        Self::write_frame(slf, exchange, frame.as_slice(), None)?;
+        Self::set_websocket_deadline(slf, exchange, Kind::Close)?;
+        Self::read_on_later(slf, exchange)?;
         exchange.wake_receivers(py)?;
         exchange.wake_senders(py)?;
         Ok(Ok(()))
     }
 
-    fn shut_down_open_websocket(slf: &Bound<'_, Self>, exchange: &Exchange) -> PyResult<()> {
+    pub(super) fn shut_down_open_websocket(
+        slf: &Bound<'_, Self>,
+        exchange: &Exchange,
+    ) -> PyResult<()> {
         if is_closing(exchange, slf.py()) {
-            return Self::close(slf);
+            return Self::close_carrier(slf, exchange);
         }
         // It has a valid code and no reason.
         Self::close_websocket(slf, exchange, SERVICE_RESTART, "").map(drop)
     }
 
     /// It is time for a ping, or for the answer to one.
-    fn on_ping_deadline(slf: &Bound<'_, Self>, exchange: &Exchange, kind: Kind) -> PyResult<()> {
+    pub(super) fn on_ping_deadline(
+        slf: &Bound<'_, Self>,
+        exchange: &Exchange,
+        kind: Kind,
+    ) -> PyResult<()> {
         let py = slf.py();
         let websocket = websocket_of(exchange, py)?;
         if kind == Kind::Ping {
             let Some(frame) = websocket.ping(py) else {
                 return Ok(());
             };
-            slf.get().link.write(slf, frame.as_slice(), None, b"")?;
+            Self::write_frame(slf, exchange, frame.as_slice(), None)?;
             let service = exchange.service(py)?;
             let kind = if service.get().has_timeout(Kind::Pong) {
                 Kind::Pong
             } else {
                 Kind::Ping
             };
-            return Self::set_websocket_deadline(slf, kind);
+            return Self::set_websocket_deadline(slf, exchange, kind);
         }
-        if slf.get().has_work_left(py)? {
-            return Self::set_websocket_deadline(slf, kind);
+        if slf.get().has_work_left(py, exchange)? {
+            return Self::set_websocket_deadline(slf, exchange, kind);
         }
         Self::close_websocket(slf, exchange, INTERNAL_ERROR, "keepalive ping timeout")
-            .and_then(|_| Self::close(slf))
+            .and_then(|_| Self::close_carrier(slf, exchange))
     }
 
     /// There is room to write.
-    pub(super) fn resume_websocket(slf: &Bound<'_, Self>, websocket: &WebSocket) -> PyResult<()> {
+    pub(super) fn resume_websocket(slf: &Bound<'_, Self>, exchange: &Exchange) -> PyResult<()> {
+        let Some(websocket) = exchange.websocket() else {
+            return Ok(());
+        };
+        if exchange.has_stream() && exchange.is_full(slf.as_any()) {
+            return Ok(());
+        }
         match websocket.take_pong(slf.py()) {
-            Some(pong) => slf.get().link.write(slf, pong.as_slice(), None, b""),
+            Some(pong) => Self::write_frame(slf, exchange, pong.as_slice(), None),
             None => Ok(()),
         }
     }
@@ -361,8 +421,10 @@ pub(super) struct Frames;
 pub(super) static FRAMES: Frames = Frames;
 
 impl WebSocketProtocol for Frames {
-    fn deny(&self, object: &Bound<'_, PyAny>) {
-        if let Ok(connection) = connection(object) {
+    fn deny(&self, exchange: &Exchange, object: &Bound<'_, PyAny>) {
+        if let Ok(connection) = connection(object)
+            && !exchange.has_stream()
+        {
             connection.get().close_after_response(object.py());
         }
     }
@@ -378,6 +440,23 @@ impl WebSocketProtocol for Frames {
         let py = object.py();
         let connection = connection(object)?;
         let service = exchange.service(py)?;
+        if exchange.has_stream() {
+            let accepted = Connection::accept_on_stream(
+                connection,
+                exchange,
+                handshake,
+                subprotocol,
+                fields,
+                service.get(),
+            );
+            return match accepted {
+                Ok(codec) => {
+                    websocket_of(exchange, py)?.open(py, codec);
+                    Connection::drive(connection).map(Ok)
+                }
+                Err(error) => Ok(Err(error)),
+            };
+        }
         let mut buffer = service.get().take_buffer(py);
         let accepted = connection.get().accept(
             py,
@@ -406,16 +485,21 @@ impl WebSocketProtocol for Frames {
 
     fn write(
         &self,
+        exchange: &Exchange,
         object: &Bound<'_, PyAny>,
         frame: &[u8],
         payload: Option<&Bound<'_, PyBytes>>,
     ) -> PyResult<()> {
-        let connection = connection(object)?;
-        connection.get().link.write(connection, frame, payload, b"")
+        Connection::write_frame(connection(object)?, exchange, frame, payload)
     }
 
-    fn read_on(&self, object: &Bound<'_, PyAny>) -> PyResult<()> {
-        Connection::read_on(connection(object)?)
+    fn read_on(&self, exchange: &Exchange, object: &Bound<'_, PyAny>) -> PyResult<()> {
+        let connection = connection(object)?;
+        if exchange.has_stream() {
+            Connection::read_stream_on(connection, exchange)
+        } else {
+            Connection::read_on(connection)
+        }
     }
 
     fn close(
@@ -428,8 +512,13 @@ impl WebSocketProtocol for Frames {
         Connection::close_websocket(connection(object)?, exchange, code, reason)
     }
 
-    fn end(&self, object: &Bound<'_, PyAny>) -> PyResult<()> {
-        Connection::close(connection(object)?)
+    fn end(&self, exchange: &Exchange, object: &Bound<'_, PyAny>) -> PyResult<()> {
+        let connection = connection(object)?;
+        if exchange.has_stream() {
+            Connection::reset_stream(connection, exchange.number())
+        } else {
+            Connection::close(connection)
+        }
     }
 }
 
