@@ -93,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
         prog=_program(),
         usage="%(prog)s [-h] [--version] [--json] [--check]\n       %(prog)s serve MODULE:ATTRIBUTE ...",
         description="Show the versions of ringloop, Python and the kernel, which backend a loop gets and why, and how it would wait.",
-        epilog=f"`{_program()} serve` is an HTTP server for ASGI applications; see `{_program()} serve --help`. "
+        epilog=f"`{_program()} serve` is an HTTP server for ASGI and WSGI applications; see `{_program()} serve --help`. "
         f"The environment variables RINGLOOP_BACKEND and RINGLOOP_BUSY_POLL set how loops run: {DOCUMENTATION}/backends.md",
     )
     parser.add_argument("--version", action="version", version=f"ringloop {ringloop.__version__}")

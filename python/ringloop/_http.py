@@ -7,6 +7,7 @@ import asyncio.coroutines
 import errno
 import fcntl
 import inspect
+import io
 import logging
 import os
 import socket
@@ -17,13 +18,14 @@ import threading
 import urllib.parse
 from asyncio import Task, constants, tasks
 from typing import TYPE_CHECKING, Any
+from wsgiref.util import FileWrapper
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from ._core import HttpRequest, SocketTransport
+    from ._core import HttpRequest, SocketTransport, WsgiStartResponse
 
-__all__ = ["Task"]
+__all__ = ["FileWrapper", "Task"]
 
 logger = logging.getLogger("uvicorn.error")
 
@@ -36,7 +38,7 @@ ASYNCIO_COROUTINE_MARK = getattr(asyncio.coroutines, "_is_coroutine", None)
 
 
 class ClientDisconnected(OSError):
-    """The error that `send` raises when the client of a WebSocket is gone."""
+    """The client is gone: raised by `send` for a WebSocket, and where a view of WSGI reads or writes."""
 
 
 async def awaiting(awaitable: Awaitable[Any]) -> Any:
@@ -138,7 +140,15 @@ async def send_path(request: HttpRequest, path: str | OpenFile) -> None:
         file.close()
 
 
-async def _send_content(request: HttpRequest, file: OpenFile, content: bytes | None) -> None:
+async def send_file(request: WsgiStartResponse, file: OpenFile) -> None:
+    """Send a file that a view of WSGI has returned, as far as `file_of_wrapper` says, and close it."""
+    try:
+        await _send_content(request, file, None)
+    finally:
+        file.close()
+
+
+async def _send_content(request: HttpRequest | WsgiStartResponse, file: OpenFile, content: bytes | None) -> None:
     """Send a file, or its content if that was read."""
     size = file.size if content is None else len(content)
     try:
@@ -165,7 +175,7 @@ async def _read_on(file: OpenFile, content: bytes) -> bytes:
     return b"".join(parts)
 
 
-async def _send_file(request: HttpRequest, file: OpenFile, count: int) -> None:
+async def _send_file(request: HttpRequest | WsgiStartResponse, file: OpenFile, count: int) -> None:
     sent = 0
     part = constants.SENDFILE_FALLBACK_READBUFFER_SIZE
     if request._has_stream:
@@ -190,7 +200,9 @@ async def _send_file(request: HttpRequest, file: OpenFile, count: int) -> None:
             await asyncio.sleep(0)
 
 
-async def _send_by_kernel(request: HttpRequest, transport: SocketTransport, file: OpenFile, count: int) -> int:
+async def _send_by_kernel(
+    request: HttpRequest | WsgiStartResponse, transport: SocketTransport, file: OpenFile, count: int
+) -> int:
     """Return how much was sent: less than all if the file ends before, or sendfile(2) doesn't support it."""
     waiter = transport._make_empty_waiter()
     try:
@@ -227,8 +239,11 @@ class OpenFile:
         self._version = (status.st_size, status.st_mtime_ns)
         if not stat.S_ISREG(status.st_mode):
             self.close()
-            number = errno.EISDIR if stat.S_ISDIR(status.st_mode) else errno.EINVAL
-            raise OSError(number, "not a regular file", path)
+            code = errno.EISDIR if stat.S_ISDIR(status.st_mode) else errno.EINVAL
+            raise OSError(code, "not a regular file", path)
+
+    def __del__(self) -> None:
+        self.close()
 
     def cut(self, offset: int, count: int) -> None:
         """Send only a part."""
@@ -285,6 +300,41 @@ class OpenFile:
             self.number = -1
 
 
+# The classes of files whose bytes are those of their descriptors.
+_PLAIN_FILES = (io.FileIO, io.BufferedReader, io.BufferedRandom)
+
+
+def file_of_wrapper(wrapper: FileWrapper, left: int | None) -> OpenFile | bytes | None:
+    """Return the rest of the file that a view of WSGI has wrapped, up to `left` bytes, or its content if it is small.
+
+    None: it is no regular file, or not open as one. The wrapper may be closed at once, because this is a file of its own.
+    """
+    file: Any = wrapper.filelike
+    file = getattr(file, "file", file)  # that of tempfile
+    if type(file) not in _PLAIN_FILES or type(getattr(file, "raw", file)) is not io.FileIO:
+        return None
+    try:
+        number, offset = file.fileno(), file.tell()
+        status = os.fstat(number)
+        if not stat.S_ISREG(status.st_mode) or not file.readable() or offset > status.st_size or not status.st_size:
+            return None
+        size = status.st_size - offset
+        if left is not None:
+            size = min(size, left)
+        if size <= READ_AT_ONCE:
+            return os.pread(number, size, offset)
+        rest = OpenFile(os.dup(number))
+        rest.cut(offset, size)
+        return rest
+    except (OSError, ValueError):
+        return None
+
+
+def start_view_thread(work: Callable[[int], None], number: int) -> None:
+    """Start a thread that runs views of WSGI. The process doesn't wait for it when it ends."""
+    threading.Thread(target=work, args=(number,), name=f"ringloop-wsgi-{number}", daemon=True).start()
+
+
 def has_arrived(transport: asyncio.BaseTransport) -> bool:
     """Return whether the client has sent something that was not read yet."""
     sock = transport.get_extra_info("socket")
@@ -312,6 +362,14 @@ def client_and_path(scope: dict[str, Any]) -> tuple[str, str]:
 
 def report_exception(logger: logging.Logger, error: BaseException) -> None:
     logger.error("Exception in ASGI application\n", exc_info=error)
+
+
+def report_wsgi_exception(logger: logging.Logger, error: BaseException) -> None:
+    logger.error("Exception in WSGI application\n", exc_info=error)
+
+
+def report_error(logger: logging.Logger, text: str) -> None:
+    logger.error("%s", text)
 
 
 def report_result(logger: logging.Logger, result: Any) -> None:

@@ -147,11 +147,6 @@ def of_asgi2(scope):
     return instance
 
 
-def of_wsgi(environ, start_response):
-    start_response("200 OK", [("content-type", "text/plain")])
-    return [f"wsgi {environ['PATH_INFO']}".encode()]
-
-
 class Callable:
     async def __call__(self, scope, receive, send):
         await app(scope, receive, send)

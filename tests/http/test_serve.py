@@ -621,7 +621,6 @@ WITHOUT = "import sys; sys.modules[{!r}] = None; from ringloop.__main__ import m
     ("module", "arguments", "message"),
     [
         ("click", (), "ringloop serve needs click: pip install 'ringloop[serve]'\n"),
-        ("a2wsgi", ("--interface", "wsgi"), "--interface wsgi needs a2wsgi: pip install a2wsgi\n"),
         ("watchfiles", ("--reload",), "--reload needs watchfiles: pip install watchfiles\n"),
         ("dotenv", ("--env-file", __file__), "--env-file needs python-dotenv: pip install python-dotenv\n"),
         ("yaml", ("--log-config", "{tmp_path}/log.yaml"), "--log-config with a YAML file needs PyYAML: pip install"),
@@ -635,16 +634,6 @@ def test_what_is_missing_is_named(arm, tmp_path, module, arguments, message):
     assert status == 3
     assert message in output
     assert "Traceback" not in output
-
-
-def test_wsgi(arm):
-    pytest.importorskip("a2wsgi", reason="a2wsgi is not installed")
-    with serving(arm, "applications:of_wsgi", "--interface", "wsgi") as program:
-        assert program.get("/path")[2] == b"wsgi /path"
-        # There are no WebSockets, so a request for one is a plain request.
-        upgrade = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13"}
-        upgrade["Sec-WebSocket-Key"] = "dGhlIHNhbXBsZSBub25jZQ=="
-        assert program.get("/path", upgrade)[2] == b"wsgi /path"
 
 
 @both_backends

@@ -6,6 +6,7 @@
 //! | --- | --- |
 //! | `service_methods` | what Python calls on a service; here it is chosen who answers requests |
 //! | `task` | who answers them: a task of asyncio's for each, which runs the application |
+//! | `wsgi` | the same for WSGI: a pool of threads, which run its views |
 //! | `awaitable` | `receive` and `send`, and the awaitables that they return |
 //! | `request`, `websocket_messages` | what an application receives and sends, by request and by WebSocket |
 //! | `connection` | the protocol of a connection, as asyncio knows it: what arrives, and the order of requests |
@@ -16,6 +17,7 @@
 //! | `link` | a connection's transport: what goes out, the deadlines, the end |
 //! | `websocket` | a WebSocket's frames, its queue, and how far it has got |
 //! | `scope` | what an application is told about a request |
+//! | `environ` | the same for WSGI |
 //! | `service` | `HttpService`: what the connections of a server have in common |
 //! | `settings` | the settings of a server, as Python has them |
 //! | `message` | reading what applications send |
@@ -31,6 +33,7 @@ mod calls;
 mod connection;
 mod counters;
 mod deadlines;
+mod environ;
 mod exchange;
 mod h2;
 mod link;
@@ -44,6 +47,7 @@ mod settings;
 mod task;
 mod websocket;
 mod websocket_messages;
+mod wsgi;
 
 use pyo3::prelude::*;
 
@@ -54,6 +58,7 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<service::HttpService>()?;
     module.add_class::<connection::Connection>()?;
     module.add_class::<request::Request>()?;
+    wsgi::add_to(module)?;
     receiver::register::<connection::Connection>(module.py());
     Ok(())
 }

@@ -139,6 +139,17 @@ impl Posting {
         }
     }
 
+    /// Whether the loop's thread has woken, and waits for the GIL.
+    #[inline]
+    pub(crate) fn loop_wants_gil(&self) -> bool {
+        self.wants_gil.load(Relaxed)
+    }
+
+    /// Lets the loop's thread have the GIL, for a thread that would keep it otherwise.
+    pub(crate) fn let_loop_run(&self, py: Python<'_>) {
+        py.detach(|| self.sleep_until_gil_is_taken(clock::now_ns()));
+    }
+
     fn sleep_until_gil_is_taken(&self, now_ns: u64) {
         while self.wants_gil.load(Relaxed) {
             if clock::now_ns() - now_ns >= SLEEP_NS_MAX {

@@ -1,4 +1,4 @@
-"""An HTTP server for ASGI applications, on ringloop's event loop.
+"""An HTTP server for ASGI and WSGI applications, on ringloop's event loop.
 
     ringloop serve app:app          # the command line; docs/serve.md explains its options
     ringloop.serve("app:app")       # the same from Python

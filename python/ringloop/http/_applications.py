@@ -1,14 +1,17 @@
-"""The user's application as an ASGI 3 callable, whatever it is written for."""
+"""The user's application, and the interface that it is written for."""
 
 from __future__ import annotations
 
 import inspect
+import io
 import sys
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Literal
+from wsgiref.util import FileWrapper
 
+from .. import _core
 from ._errors import StartupError
-from ._importing import ImportFromStringError, calls_user, import_from_string, import_optional
+from ._importing import ImportFromStringError, calls_user, import_from_string
 from .logging import TRACE_LOG_LEVEL, asgi_logger, logger
 
 if sys.version_info >= (3, 14):
@@ -60,22 +63,76 @@ def call_factory(app: Any, factory: bool) -> Any:
     return _require_callable(made, "What the factory returns")
 
 
-def is_asgi3(app: Any) -> bool:
-    """Return whether the application is of ASGI 3 rather than 2, by what calling it would return."""
+def interface_of(app: Any) -> Literal["asgi3", "asgi2", "wsgi"]:
+    """Return the interface of an application, by how it can be called. Raise StartupError where that doesn't tell."""
+    if _is_asgi3(app):
+        return "asgi3"
+    try:
+        signature = inspect.signature(app)
+    except (TypeError, ValueError):
+        raise StartupError(f"{_AMBIGUOUS} Its signature can't be read.") from None
+    fitting = [name for name, count in _PARAMETERS.items() if _takes(signature, count)]
+    if len(fitting) == 1:
+        return fitting[0]
+    if len(fitting) > 1 and (required := _required(signature)) in _PARAMETERS.values():
+        return next(name for name, count in _PARAMETERS.items() if count == required)
+    raise StartupError(f"{_AMBIGUOUS} Its signature is {signature}.")
+
+
+_PARAMETERS: dict[Literal["asgi3", "asgi2", "wsgi"], int] = {"asgi3": 3, "asgi2": 1, "wsgi": 2}
+
+_AMBIGUOUS = (
+    "The application is called neither as ASGI nor as WSGI says, or as several of them: "
+    "set --interface to asgi3, asgi2 or wsgi."
+)
+
+
+def _takes(signature: inspect.Signature, count: int) -> bool:
+    """Return whether something can be called with `count` positional arguments."""
+    try:
+        signature.bind(*range(count))
+    except TypeError:
+        return False
+    return True
+
+
+def _required(signature: inspect.Signature) -> int:
+    """Return the number of positional arguments that a call needs."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = signature.parameters.values()
+    return sum(parameter.kind in kinds and parameter.default is parameter.empty for parameter in parameters)
+
+
+def _is_asgi3(app: Any) -> bool:
+    """Return whether calling the application gives an awaitable, as far as it says so."""
     if inspect.isclass(app):
         return hasattr(app, "__await__")
-    return iscoroutinefunction(app if inspect.isfunction(app) else getattr(app, "__call__", None))  # noqa: B004
+    function = getattr(app, "func", app)  # that of functools.partial
+    return iscoroutinefunction(function if inspect.isroutine(function) else getattr(function, "__call__", None))  # noqa: B004
 
 
-def adapt(app: Any, interface: str) -> Application:
-    """Return the application as ASGI 3. Raise StartupError where WSGI is asked for and a2wsgi is missing."""
-    if interface == "wsgi":
-        adapted: Application = import_optional("a2wsgi", "a2wsgi", "--interface wsgi").WSGIMiddleware(app)
-        return adapted
+def wsgi_environ(root_path: str, *, has_threads: bool, has_workers: bool) -> dict[str, Any]:
+    """Return what the environments of all requests have in common."""
+    errors = sys.stderr if sys.stderr is not None else io.StringIO()
+    return {
+        "wsgi.version": (1, 0),
+        "wsgi.errors": errors,
+        "wsgi.multithread": has_threads,
+        "wsgi.multiprocess": has_workers,
+        "wsgi.run_once": False,
+        "wsgi.input_terminated": True,
+        "wsgi.file_wrapper": FileWrapper,
+        "SERVER_SOFTWARE": f"ringloop/{_core.__version__}",
+        # WSGI has a character for each byte.
+        "SCRIPT_NAME": root_path.rstrip("/").encode().decode("latin-1"),
+    }
+
+
+def adapt(app: Any, interface: str) -> Any:
+    """Return the application as one of ASGI 3, or of WSGI."""
     if interface == "asgi2":
         return _Asgi2(app)
-    adapted = app
-    return adapted
+    return app
 
 
 class _Asgi2:

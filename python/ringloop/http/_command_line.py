@@ -292,7 +292,7 @@ def command(program: str) -> click.Command:
         f"{program} serve",
         params=_options(),
         callback=_serve,
-        help="Serve an ASGI application over HTTP/1.1, HTTP/2 and WebSocket.",
+        help="Serve an ASGI or WSGI application over HTTP/1.1, HTTP/2 and WebSocket.",
         epilog="Each option can also be set by an environment variable: --port by RINGLOOP_PORT, or by UVICORN_PORT. "
         f"Documentation: {DOCUMENTATION}/serve.md",
     )

@@ -133,6 +133,16 @@ class HttpSettings:
         "that it reads the response before it gets a reset",
         values=SECONDS, uvicorn=None,
     )
+    wsgi_threads: int | None = option(
+        None, "Application", "Threads that run the views of a WSGI application. Default: 4 more than CPUs.",
+        "[WSGI](#wsgi): threads that run views. Default: 4 more than CPUs", values=POSITIVE, uvicorn=None,
+        granian="`--blocking-threads`",
+    )
+    wsgi_queue: int = option(
+        1000, "Limits", "Requests that may wait for one of these threads; others get 503.",
+        "[WSGI](#wsgi): requests that may wait for a thread. Above this number, the server answers 503",
+        values=POSITIVE, uvicorn=None, granian="`--backpressure`",
+    )
     ws_max_size: int = option(
         16 * 1024 * 1024, "WebSocket", "Maximum size of a message, in bytes.",
         "a message that is larger after decompression closes the WebSocket with 1009",
@@ -162,7 +172,7 @@ class HttpSettings:
 class Config(HttpSettings):
     """A server's settings; docs/serve.md explains each of them.
 
-    Sizes are in bytes and times in seconds. `app` is an ASGI application or, as a string, "module:attribute". Making a
+    Sizes are in bytes and times in seconds. `app` is an application of ASGI or WSGI or, as a string, "module:attribute". Making a
     Config sets up logging and reads `env_file`; nothing is imported or opened before `load()`. Raises ValueError for a
     value that the option can't have, and StartupError where a file can't be used.
     """
@@ -201,8 +211,9 @@ class Config(HttpSettings):
         "the attribute is a function that returns the application", kind="flag", granian="the same",
     )
     interface: Literal["auto", "asgi3", "asgi2", "wsgi"] = option(
-        "auto", "Application", "The interface that the application has. wsgi needs a2wsgi.",
-        "one of `auto`, `asgi3`, `asgi2` and `wsgi`. `wsgi` needs a2wsgi, and has no WebSockets",
+        "auto", "Application", "The interface that the application has. auto: by its signature.",
+        "one of `auto`, `asgi3`, `asgi2` and `wsgi`. `auto` finds it by the application's signature. "
+        "[WSGI](#wsgi) has no WebSockets",
         values=Names(("auto", "asgi3", "asgi2", "wsgi")), granian="the same",
     )
     lifespan: Literal["auto", "on", "off"] = option(
@@ -478,7 +489,7 @@ class Config(HttpSettings):
         return _applications.load(self.app)
 
     def load(self) -> None:
-        """Make `loaded_app`, an ASGI 3 callable, and the TLS context.
+        """Make `loaded_app`, a callable of ASGI 3 or WSGI, and the TLS context.
 
         Raise StartupError where there is no such application or a file of TLS can't be used, and what the
         application's import raises.
@@ -486,9 +497,13 @@ class Config(HttpSettings):
         self.load_tls()
         app = _applications.call_factory(self.load_app(), self.factory)
         if self.interface == "auto":
-            self.interface = "asgi3" if _applications.is_asgi3(app) else "asgi2"
+            self.interface = _applications.interface_of(app)
+        if self.interface == "wsgi":
+            if self.lifespan == "on":
+                raise StartupError("--lifespan on needs an ASGI application: WSGI has no lifespan")
+            self.lifespan = "off"
         app = _applications.adapt(app, self.interface)
-        if logging.asgi_logger.isEnabledFor(TRACE_LOG_LEVEL):
+        if self.interface != "wsgi" and logging.asgi_logger.isEnabledFor(TRACE_LOG_LEVEL):
             app = _applications.TracedApplication(app)
         self.loaded_app = app
         self.loaded = True

@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from .. import EventLoop, Watchdog, _core, watch
-from . import _listening, _metrics, _pages
+from . import _applications, _listening, _metrics, _pages
 from ._config import Config, startup_failures_logged
 from ._errors import StartupError
 from ._lifespan import Lifespan
@@ -300,6 +300,7 @@ class Server:
             pages=self._make_pages(),
             forwarded=None if proxies is None else proxies.apply,
             logger=logger,
+            wsgi=self._wsgi_environ(),
         )
 
     def _make_pages(self) -> _pages.Pages | None:
@@ -314,6 +315,13 @@ class Server:
         for prefix, folder in config.static_folders().items():
             pages.add_folder(prefix, folder)
         return pages if pages.paths or pages.prefixes else None
+
+    def _wsgi_environ(self) -> dict[str, Any] | None:
+        config = self.config
+        if config.interface != "wsgi":
+            return None
+        has_threads, has_workers = config.wsgi_threads != 1, (config.workers or 1) > 1
+        return _applications.wsgi_environ(config.root_path, has_threads=has_threads, has_workers=has_workers)
 
     async def collect_metrics(self) -> tuple[_core.HttpMetrics | None, list[_metrics.Snapshot]]:
         """Return what all processes have counted: the sum of those that are gone, and each that runs."""
@@ -344,11 +352,14 @@ class Server:
         if await self._closed_within(None if timeout is None else timeout - grace):
             return
         if service.active and not self._force_exit:
-            logger.error("Cancel %s running task(s), timeout graceful shutdown exceeded", service.active)
+            what = "Disconnect %s view(s)" if self.config.interface == "wsgi" else "Cancel %s running task(s)"
+            logger.error(f"{what}, timeout graceful shutdown exceeded", service.active)
         service.abort()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(service.wait_closed(), _CANCELLED_S)
         self._report_stubborn(service.tasks())
+        if service.active and self.config.interface == "wsgi":
+            logger.error("%d view(s) did not end in time; their threads are left behind", service.active)
 
     async def _end_application(self, lifespan: Lifespan, elapsed: float = 0.0) -> None:
         """Let the application end, up to the deadline, but for a moment at least; then cancel it."""

@@ -4,7 +4,7 @@
 
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyTuple};
+use pyo3::types::{PyList, PyString, PyTuple};
 
 use crate::names::intern;
 use crate::support;
@@ -31,6 +31,16 @@ pub(super) fn coroutine_of(given: Bound<'_, PyAny>) -> PyResult<Bound<'_, PyAny>
 pub(super) fn thrown(arguments: &Bound<'_, PyTuple>) -> PyErr {
     // SAFETY: the GIL is held, and it is a tuple.
     unsafe { support::thrown(arguments.py(), arguments.as_ptr()) }
+}
+
+/// A string with one character for each byte, as WSGI wants them.
+pub(super) fn latin1<'py>(py: Python<'py>, bytes: &[u8]) -> PyResult<Bound<'py, PyString>> {
+    let len = bytes.len() as ffi::Py_ssize_t;
+    // SAFETY: the GIL is held, and there are that many bytes; the result is a new string, or null with an exception set.
+    unsafe {
+        let text = ffi::PyUnicode_DecodeLatin1(bytes.as_ptr().cast(), len, std::ptr::null());
+        Ok(Bound::from_owned_ptr_or_err(py, text)?.cast_into_unchecked())
+    }
 }
 
 /// A copy of a list.

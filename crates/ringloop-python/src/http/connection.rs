@@ -374,7 +374,7 @@ impl Connection {
                 head.fields(),
             )?
         };
-        let scope = template.scope(py, service.get(), handshake.as_ref())?;
+        let told = template.tell(py, service.get(), handshake.as_ref())?;
         let begun = Begun {
             method: this.state.get(py).http.request().method,
             at_ns: clock::now_ns(),
@@ -390,14 +390,14 @@ impl Connection {
             slf.as_any(),
             &http1::HTTP1,
             0,
-            &scope,
+            &told.scope,
             dispatch,
             begun,
             end,
             websocket,
         );
         let answerer = this.answerer(py, dispatch.route);
-        let request = answerer.take(exchange, scope)?;
+        let request = answerer.take(exchange, told)?;
         let previous = {
             let mut state = this.state.get_mut(py);
             let previous = state.template.replace(template);

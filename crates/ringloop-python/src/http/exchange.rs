@@ -22,6 +22,7 @@ use super::counters::Begun;
 use super::link::Link;
 use super::message::Fields;
 use super::pages::{Dispatch, Route};
+use super::scope::Told;
 use super::service::{self, HttpService};
 use super::websocket::WebSocket;
 use crate::objects;
@@ -189,11 +190,7 @@ pub(super) trait WebSocketProtocol: Sync {
 /// Who answers exchanges.
 pub(super) trait Answerer: Sync {
     /// Makes the object of an exchange, of the answerer's own class.
-    fn take<'py>(
-        &self,
-        exchange: Exchange,
-        scope: Bound<'py, PyDict>,
-    ) -> PyResult<Bound<'py, Exchange>>;
+    fn take<'py>(&self, exchange: Exchange, told: Told<'py>) -> PyResult<Bound<'py, Exchange>>;
 
     /// Begins to answer.
     fn start(
@@ -514,6 +511,25 @@ impl Exchange {
 
     /// Receives a part of the body, if there is one.
     pub(super) fn take_body<'py>(&self, py: Python<'py>) -> PyResult<Body<'py>> {
+        let body = self.take_arrived(py)?;
+        if let Body::Part(part, more) = &body
+            && (*more || self.protocol.is_multiplexed())
+        {
+            self.release(py, part.as_bytes().len())?;
+        }
+        Ok(body)
+    }
+
+    /// Has the client send more, after `length` bytes of the body were taken.
+    pub(super) fn release(&self, py: Python<'_>, length: usize) -> PyResult<()> {
+        match self.connection(py) {
+            Some(connection) => self.protocol.on_body_taken(self, &connection, length),
+            None => Ok(()),
+        }
+    }
+
+    /// As `take_body`, in any thread: the connection hears of it by `release`.
+    pub(super) fn take_arrived<'py>(&self, py: Python<'py>) -> PyResult<Body<'py>> {
         let (first, rest, more) = {
             let mut state = self.state.get_mut(py);
             if state.is_complete {
@@ -537,31 +553,50 @@ impl Exchange {
             Some(first) => first.into_bound(py),
             None => objects::bytes(py, &rest)?,
         };
-        if (more || self.protocol.is_multiplexed())
-            && let Some(connection) = self.connection(py)
-        {
-            let length = body.as_bytes().len();
-            self.protocol.on_body_taken(self, &connection, length)?;
-        }
         Ok(Body::Part(body, more))
     }
 
     /// A future that is done when there is a message to receive. The connection reads on for it.
     pub(super) fn wait_to_receive<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let future = self.service(py)?.get().create_future(py)?;
-        let waiting = future.clone().unbind();
-        self.state.get_mut(py).receivers.push(waiting);
-        if let Some(connection) = self.connection(py) {
-            self.protocol.on_waits_changed(self, &connection)?;
-        }
+        self.add_receiver(&future)?;
         Ok(future)
+    }
+
+    /// Has a future, or what acts like one, done when there is a message to receive. The connection reads on for it.
+    pub(super) fn add_receiver(&self, future: &Bound<'_, PyAny>) -> PyResult<()> {
+        let py = future.py();
+        self.state
+            .get_mut(py)
+            .receivers
+            .push(future.clone().unbind());
+        match self.connection(py) {
+            Some(connection) => self.protocol.on_waits_changed(self, &connection),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether `take_body` would not have to wait.
+    pub(super) fn has_message(&self, py: Python<'_>) -> bool {
+        let state = self.state.get(py);
+        state.is_complete
+            || state.is_disconnected
+            || state.first.is_some()
+            || !state.body.is_empty()
+            || state.body_ended
     }
 
     /// A future that is done when the client has read enough to make room for a write.
     pub(super) fn wait_for_room<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let future = self.service(py)?.get().create_future(py)?;
-        self.state.get_mut(py).senders.push(future.clone().unbind());
+        self.add_sender(&future);
         Ok(future)
+    }
+
+    /// Has a future, or what acts like one, done when there is room for a write.
+    pub(super) fn add_sender(&self, future: &Bound<'_, PyAny>) {
+        let waiting = future.clone().unbind();
+        self.state.get_mut(future.py()).senders.push(waiting);
     }
 
     /// Forgets a future whose wait was given up. A deadline for the body lasts as long as somebody waits for it.

@@ -65,13 +65,48 @@ pub(super) fn body_bytes(body: Bound<'_, PyAny>) -> PyResult<Bound<'_, PyBytes>>
     buffers::with_bytes(&body, |content| objects::bytes(py, content))
 }
 
-/// The fields of a response: a list or a tuple of pairs of `bytes`.
-pub(super) struct Fields<'py>(Bound<'py, PyAny>);
+/// The fields of a response.
+pub(super) enum Fields<'a> {
+    /// A list or a tuple of pairs of `bytes`.
+    Python(Bound<'a, PyAny>),
+    Native(&'a FieldLines),
+}
+
+/// Fields that were read already, in one piece of memory.
+#[derive(Default)]
+pub(super) struct FieldLines {
+    text: Vec<u8>,
+    /// Where each name ends, and its value.
+    ends: Vec<(u32, u32)>,
+}
+
+impl FieldLines {
+    pub(super) fn as_fields(&self) -> Fields<'_> {
+        Fields::Native(self)
+    }
+
+    pub(super) fn push(&mut self, name: &[u8], value: &[u8]) {
+        self.text.extend_from_slice(name);
+        let name_end = self.text.len() as u32;
+        self.text.extend_from_slice(value);
+        self.ends.push((name_end, self.text.len() as u32));
+    }
+
+    fn each<E>(&self, mut take: impl FnMut(&[u8], &[u8]) -> Result<(), E>) -> Result<(), E> {
+        let mut start = 0;
+        for &(name_end, value_end) in &self.ends {
+            let (name_end, value_end) = (name_end as usize, value_end as usize);
+            take(&self.text[start..name_end], &self.text[name_end..value_end])?;
+            start = value_end;
+        }
+        Ok(())
+    }
+}
 
 /// Makes sure that fields can be read without running Python code.
 pub(super) fn plain_fields<'py>(headers: &Bound<'py, PyAny>) -> PyResult<Fields<'py>> {
     if is_plain(headers) {
-        return Ok(Fields(headers.clone()));
+        return Ok(Fields::Python(headers.clone()));
     }
     let py = headers.py();
     let plain = objects::list(py, std::iter::empty::<Bound<'py, PyAny>>())?;
@@ -83,7 +118,7 @@ pub(super) fn plain_fields<'py>(headers: &Bound<'py, PyAny>) -> PyResult<Fields<
         };
         plain.append(objects::tuple(py, [bytes(name)?, bytes(value)?])?)?;
     }
-    Ok(Fields(plain.into_any()))
+    Ok(Fields::Python(plain.into_any()))
 }
 
 /// The two parts of a field, which may be any sequence of two.
@@ -136,6 +171,10 @@ impl Fields<'_> {
         &self,
         mut take: impl FnMut(&[u8], &[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
+        let pairs = match self {
+            Self::Native(lines) => return lines.each(take),
+            Self::Python(pairs) => pairs,
+        };
         let mut pair = |pair: &Bound<'_, PyAny>| {
             let (name, value) = if let Ok(pair) = pair.cast_exact::<PyTuple>() {
                 (pair.get_item(0), pair.get_item(1))
@@ -152,9 +191,9 @@ impl Fields<'_> {
                 _ => Ok(()),
             }
         };
-        if let Ok(list) = self.0.cast_exact::<PyList>() {
+        if let Ok(list) = pairs.cast_exact::<PyList>() {
             list.iter().try_for_each(|item| pair(&item))
-        } else if let Ok(tuple) = self.0.cast_exact::<PyTuple>() {
+        } else if let Ok(tuple) = pairs.cast_exact::<PyTuple>() {
             tuple.iter_borrowed().try_for_each(|item| pair(&item))
         } else {
             Ok(())

@@ -5,7 +5,6 @@ use pyo3::types::{PyBytes, PyDict};
 
 use super::exchange::{Body, Exchange, Progress};
 use super::message;
-use super::service::HttpService;
 use crate::coroutine::Step;
 use crate::names::intern;
 use crate::objects;
@@ -209,14 +208,7 @@ fn start_response<'py>(
     let has_trailers = message::optional_item(message, intern!(py, "trailers"))?;
     let has_trailers = has_trailers.map_or(Ok(false), |it| it.is_truthy())?;
     exchange.start(connection, status, has_trailers);
-    if service.get().logs_ends() {
-        return Ok(());
-    }
-    let scope = exchange.take_logged_scope(py);
-    if let Some(scope) = scope {
-        HttpService::log_access(&service, scope.bind(py), status)?;
-    }
-    Ok(())
+    exchange.log_start(&service, status)
 }
 
 /// Sends a part of the body.

@@ -1,4 +1,4 @@
-//! The scope of a request: what ASGI tells an application about it.
+//! The scope of a request: what ASGI tells an application about it. For WSGI, its environment.
 //!
 //! A template is made from a request's head. Each request gets a copy of it, with new objects where ASGI has mutable
 //! ones. A connection keeps its last template, because most requests on a connection have equal heads.
@@ -13,8 +13,9 @@ use ringloop_http::h2;
 use ringloop_http::websocket::Handshake;
 
 use super::calls;
+use super::environ::{self, Target};
 use super::message;
-use super::pages::Dispatch;
+use super::pages::{Dispatch, Route};
 use super::service::HttpService;
 use crate::names::intern;
 use crate::objects;
@@ -79,9 +80,19 @@ impl Peer {
     }
 }
 
+/// The facts about a request.
+pub(super) struct Told<'py> {
+    /// ASGI: the application's own. WSGI: shared by all requests of its template, and never changed.
+    pub(super) scope: Bound<'py, PyDict>,
+    /// WSGI: the environment of the template, to be copied.
+    pub(super) environ: Option<Bound<'py, PyDict>>,
+}
+
 /// The scope of all requests with the same head on a connection.
 pub(super) struct Template {
     scope: Py<PyDict>,
+    /// WSGI: what applications get in place of the scope.
+    environ: Option<Py<PyDict>>,
     headers: Py<PyList>,
     /// The request has passed a proxy that says so.
     is_forwarded: bool,
@@ -94,13 +105,6 @@ pub(super) struct Template {
 struct Offers {
     hints: bool,
     trailers: bool,
-}
-
-/// The parts of a request's first line.
-struct Target<'a> {
-    method: &'a [u8],
-    path: &'a [u8],
-    query: &'a [u8],
 }
 
 /// The header fields of a request, while they are collected.
@@ -236,8 +240,21 @@ impl Template {
         let query = objects::bytes(py, target.query)?;
         scope.set_item(intern!(py, "query_string"), query)?;
         scope.set_item(intern!(py, "extensions"), &none)?;
+        let environ = match service.environ(py) {
+            // What the server answers itself is one of ASGI.
+            Some(base) if dispatch.route == Route::Application => {
+                scope.set_item(intern!(py, "headers"), &headers.list)?;
+                if headers.is_forwarded {
+                    service.forward(py, &scope)?;
+                }
+                let environ = environ::make(&base, &scope, &headers.list, target)?;
+                Some(environ.unbind())
+            }
+            _ => None,
+        };
         Ok(Self {
             scope: scope.unbind(),
+            environ,
             headers: headers.list.unbind(),
             is_forwarded: headers.is_forwarded,
             dispatch,
@@ -250,8 +267,23 @@ impl Template {
         self.dispatch
     }
 
-    /// The scope of one request. `handshake` is that of a request for a WebSocket.
-    pub(super) fn scope<'py>(
+    /// The facts about one request. `handshake` is that of a request for a WebSocket.
+    pub(super) fn tell<'py>(
+        &self,
+        py: Python<'py>,
+        service: &HttpService,
+        handshake: Option<&Handshake>,
+    ) -> PyResult<Told<'py>> {
+        let environ = self.environ.as_ref().map(|it| it.bind(py).clone());
+        let scope = match environ {
+            Some(_) => self.scope.bind(py).clone(),
+            None => self.scope(py, service, handshake)?,
+        };
+        Ok(Told { scope, environ })
+    }
+
+    /// The scope of one request of ASGI.
+    fn scope<'py>(
         &self,
         py: Python<'py>,
         service: &HttpService,
@@ -290,6 +322,7 @@ impl Template {
 
     pub(super) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.scope)?;
+        visit.call(&self.environ)?;
         visit.call(&self.headers)
     }
 }
@@ -356,28 +389,6 @@ fn ascii<'py>(py: Python<'py>, bytes: &[u8]) -> PyResult<Bound<'py, PyString>> {
 
 /// The path without its percent-encoding, as `urllib.parse.unquote` decodes it.
 fn path<'py>(py: Python<'py>, raw: &[u8]) -> PyResult<Bound<'py, PyString>> {
-    if !raw.contains(&b'%') {
-        return ascii(py, raw);
-    }
-    let mut decoded = Vec::with_capacity(raw.len());
-    let mut rest = raw;
-    while let [first, after @ ..] = rest {
-        let digits = match after {
-            [high, low, ..] if *first == b'%' => hex(*high).zip(hex(*low)),
-            _ => None,
-        };
-        if let Some((high, low)) = digits {
-            decoded.push(high << 4 | low);
-            rest = &after[2..];
-        } else {
-            decoded.push(*first);
-            rest = after;
-        }
-    }
     // Python replaces what is not UTF-8 by the same rule as Rust: one character for each maximal part of one.
-    ascii(py, &decoded)
-}
-
-fn hex(digit: u8) -> Option<u8> {
-    char::from(digit).to_digit(16).map(|digit| digit as u8)
+    ascii(py, &environ::unquote(raw))
 }

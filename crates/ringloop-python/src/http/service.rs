@@ -44,6 +44,8 @@ struct Settings {
     /// None: requests for WebSockets are requests as others are.
     websocket: Option<Config>,
     websocket_queue: usize,
+    wsgi_threads: usize,
+    wsgi_queue: usize,
 }
 
 /// Python objects that the collector must see.
@@ -57,6 +59,10 @@ struct Objects {
     /// Each request gets a copy of it as it is then.
     state: Option<Py<PyDict>>,
     access_log: Option<Py<PyAny>>,
+    /// WSGI: what the environments of all requests have.
+    environ: Option<Py<PyDict>>,
+    /// WSGI: the threads that run views, once there was a request.
+    pool: Option<Py<PyAny>>,
     forwarded: Option<Py<PyAny>>,
     /// Called when as many requests have begun as `State::requests_max` says.
     on_max_requests: Option<Py<PyAny>>,
@@ -208,6 +214,7 @@ pub(super) struct Given<'a, 'py> {
     pub(super) pages: Option<Bound<'py, PyAny>>,
     pub(super) forwarded: Option<Py<PyAny>>,
     pub(super) logger: Option<Py<PyAny>>,
+    pub(super) environ: Option<Py<PyDict>>,
 }
 
 /// Fields that are added to every response, the value of Server, and whether Date is among the fields.
@@ -260,6 +267,19 @@ fn asgi_versions(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     Ok(asgi)
 }
 
+/// The names of the arguments that a task is made with.
+fn task_names(py: Python<'_>) -> PyResult<Bound<'_, PyTuple>> {
+    let [of_loop, of_context] = [intern!(py, "loop"), intern!(py, "context")];
+    let names = [of_loop, of_context].map(|name| name.clone().into_any());
+    if python_is_at_least(12) {
+        let [of_loop, of_context] = names;
+        let eager = intern!(py, "eager_start").clone().into_any();
+        objects::tuple(py, [of_loop, of_context, eager])
+    } else {
+        objects::tuple(py, names)
+    }
+}
+
 impl HttpService {
     /// A service, with the settings that Python gave.
     pub(super) fn make(py: Python<'_>, given: Given<'_, '_>) -> PyResult<Self> {
@@ -276,6 +296,7 @@ impl HttpService {
             pages,
             forwarded,
             logger,
+            environ,
         } = given;
         let (default_fields, server, has_own_date) = default_fields(py, headers)?;
         let logger = match logger {
@@ -283,15 +304,6 @@ impl HttpService {
             None => support::http(py)?.getattr(intern!(py, "logger"))?.unbind(),
         };
         let asgi = asgi_versions(py)?;
-        let [of_loop, of_context] = [intern!(py, "loop"), intern!(py, "context")];
-        let names = [of_loop, of_context].map(|name| name.clone().into_any());
-        let task_names = if python_is_at_least(12) {
-            let [of_loop, of_context] = names;
-            let eager = intern!(py, "eager_start").clone().into_any();
-            objects::tuple(py, [of_loop, of_context, eager])?
-        } else {
-            objects::tuple(py, names)?
-        };
         let log_has = |name: &Bound<'_, PyString>| match &access_log {
             Some(log) => log.bind(py).hasattr(name),
             None => Ok(false),
@@ -315,6 +327,8 @@ impl HttpService {
             has_state: state.is_some(),
             websocket: has_websockets.then(|| settings.websocket_config()),
             websocket_queue: settings.ws_max_queue.max(1),
+            wsgi_threads: settings.wsgi_threads(),
+            wsgi_queue: settings.wsgi_queue.max(1),
             root_path_bytes: settings.root_path.into_bytes(),
         };
         let objects = Objects {
@@ -325,6 +339,8 @@ impl HttpService {
             asgi: asgi.unbind(),
             state,
             access_log,
+            environ,
+            pool: None,
             forwarded,
             on_max_requests,
             logger,
@@ -336,7 +352,7 @@ impl HttpService {
                 Some(tasks.cast_into::<PyDict>()?.unbind())
             },
             task_class: support::http(py)?.getattr(intern!(py, "Task"))?.unbind(),
-            task_names: task_names.unbind(),
+            task_names: task_names(py)?.unbind(),
         };
         let state = State {
             objects: Some(objects),
@@ -410,6 +426,8 @@ impl HttpService {
             visit.call(&objects.pages)?;
             visit.call(&objects.state)?;
             visit.call(&objects.access_log)?;
+            visit.call(&objects.environ)?;
+            visit.call(&objects.pool)?;
             visit.call(&objects.forwarded)?;
             visit.call(&objects.on_max_requests)?;
             visit.call(&objects.logger)?;
@@ -571,6 +589,32 @@ impl HttpService {
         template
             .map(|template| template.bind(py).copy())
             .transpose()
+    }
+
+    /// WSGI: what the environments of all requests have. None: the application is one of ASGI.
+    pub(super) fn environ<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyDict>> {
+        let state = self.state.get(py);
+        let environ = state.objects.as_ref()?.environ.as_ref();
+        environ.map(|it| it.bind(py).clone())
+    }
+
+    /// WSGI: the threads that run views.
+    pub(super) fn pool<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
+        let state = self.state.get(py);
+        let pool = state.objects.as_ref()?.pool.as_ref();
+        pool.map(|it| it.bind(py).clone())
+    }
+
+    pub(super) fn set_pool(&self, pool: &Bound<'_, PyAny>) {
+        let mut state = self.state.get_mut(pool.py());
+        if let Some(objects) = &mut state.objects {
+            objects.pool = Some(pool.clone().unbind());
+        }
+    }
+
+    /// The most threads that run views, and the most requests that wait for one.
+    pub(super) fn wsgi_limits(&self) -> (usize, usize) {
+        (self.settings.wsgi_threads, self.settings.wsgi_queue)
     }
 
     pub(super) fn event_loop<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, Loop>> {

@@ -12,6 +12,7 @@ use super::request::Request;
 use super::service::{Given, HttpService};
 use super::settings::HttpSettings;
 use super::task::Tasks;
+use super::wsgi::{self, Threads};
 use crate::event_loop::Loop;
 use crate::names::intern;
 use crate::objects::{self, New};
@@ -22,7 +23,7 @@ impl HttpService {
     #[new]
     #[pyo3(signature = (
         r#loop, app, settings, *, headers=None, ws=true, state=None, limit_max_requests=None, on_max_requests=None,
-        access_log=None, pages=None, forwarded=None, logger=None,
+        access_log=None, pages=None, forwarded=None, logger=None, wsgi=None,
     ))]
     #[allow(clippy::too_many_arguments, reason = "all but three are keywords")]
     fn new(
@@ -39,6 +40,7 @@ impl HttpService {
         pages: Option<Bound<'_, PyAny>>,
         forwarded: Option<Py<PyAny>>,
         logger: Option<Py<PyAny>>,
+        wsgi: Option<Py<PyDict>>,
     ) -> PyResult<Self> {
         let given = Given {
             event_loop: r#loop,
@@ -53,13 +55,17 @@ impl HttpService {
             pages,
             forwarded,
             logger,
+            environ: wsgi,
         };
         Self::make(py, given)
     }
 
     /// A protocol for a new connection.
     fn protocol<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, Connection>> {
-        Connection::new(slf, &Tasks, &Tasks)
+        match slf.get().environ(slf.py()) {
+            None => Connection::new(slf, &Tasks, &Tasks),
+            Some(_) => Connection::new(slf, &Threads, &Tasks),
+        }
     }
 
     /// How many connections are open.
@@ -80,7 +86,7 @@ impl HttpService {
         New(self.requests(py))
     }
 
-    /// How many requests have a task that is not over.
+    /// How many requests are being answered.
     #[getter(active)]
     fn method_active(&self, py: Python<'_>) -> New<usize> {
         New(self.active(py))
@@ -89,7 +95,7 @@ impl HttpService {
     /// The tasks of requests in flight.
     fn tasks<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let requests = self.waiting_requests(py)?;
-        let tasks = requests.iter().filter_map(|request| request.get().task(py));
+        let tasks = requests.iter().filter_map(|it| task_of(it));
         let tasks = tasks.map(|task| task.into_bound(py).into_any());
         Ok(objects::list(py, tasks)?.into_any())
     }
@@ -107,13 +113,14 @@ impl HttpService {
     /// Closes idle connections now, and the others after their responses.
     fn shut_down(&self, py: Python<'_>) -> PyResult<()> {
         self.begin_shutting_down(py);
+        wsgi::stop(py, self);
         self.for_each_connection(py, Connection::shut_down)
     }
 
-    /// Tells the applications of requests in flight that their clients are gone.
+    /// Tells the applications of requests in flight that their clients are gone. Views of WSGI hear of it where they read.
     fn disconnect(&self, py: Python<'_>) -> PyResult<()> {
         let told = support::for_each(py, self.waiting_requests(py)?, |request| {
-            request.as_super().get().disconnect(py, false)
+            request.get().disconnect(py, false)
         });
         let ended = self.for_each_connection(py, Connection::end_closing_websocket);
         support::first_error(py, told, ended)
@@ -121,13 +128,13 @@ impl HttpService {
 
     /// Cancels the tasks of requests in flight, and drops all connections.
     fn abort(&self, py: Python<'_>) -> PyResult<()> {
-        let cancelled = support::for_each(py, self.waiting_requests(py)?, |request| match request
-            .get()
-            .task(py)
-        {
-            Some(task) => task.call_method0(py, intern!(py, "cancel")).map(drop),
-            None => Ok(()),
-        });
+        let cancelled =
+            support::for_each(py, self.waiting_requests(py)?, |request| {
+                match task_of(&request) {
+                    Some(task) => task.call_method0(py, intern!(py, "cancel")).map(drop),
+                    None => Ok(()),
+                }
+            });
         let aborted = self.for_each_connection(py, Connection::abort);
         support::first_error(py, cancelled, aborted)
     }
@@ -172,11 +179,11 @@ impl HttpService {
 }
 
 impl HttpService {
-    /// The requests whose tasks wait.
-    fn waiting_requests<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, Request>>> {
+    /// The requests that are being answered.
+    fn waiting_requests<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, Exchange>>> {
         let requests = self.all_waiting(py).into_iter();
         requests
-            .map(|request| Ok(request.into_bound(py).cast_into::<Request>()?))
+            .map(|request| Ok(request.into_bound(py).cast_into::<Exchange>()?))
             .collect()
     }
 
@@ -193,6 +200,12 @@ impl HttpService {
             run(as_connection(connection.bind(py))?)
         })
     }
+}
+
+/// The task that answers a request, if one does.
+fn task_of(request: &Bound<'_, Exchange>) -> Option<Py<PyAny>> {
+    let request = request.cast::<Request>().ok()?;
+    request.get().task(request.py())
 }
 
 /// A connection, as a service has it.

@@ -14,6 +14,9 @@ const CLOSE_S: f64 = 10.0;
 /// Clients that are idle longer ask so rarely that making it again costs little.
 const HEAD_KEPT_S: f64 = 0.25;
 
+/// The number of threads for WSGI is that of the CPUs, and this many more.
+const THREADS_MORE: usize = 4;
+
 /// Declares the settings, and how they are read: from the attributes of the same names.
 macro_rules! settings {
     ($($name:ident: $type:ty,)*) => {
@@ -49,6 +52,8 @@ settings! {
     timeout_body: Option<f64>,
     timeout_write: Option<f64>,
     timeout_linger: f64,
+    wsgi_threads: Option<usize>,
+    wsgi_queue: usize,
     ws_max_size: usize,
     ws_max_queue: usize,
     ws_ping_interval: Option<f64>,
@@ -57,6 +62,15 @@ settings! {
 }
 
 impl HttpSettings {
+    /// The most threads that run views of WSGI.
+    pub(super) fn wsgi_threads(&self) -> usize {
+        let more_than_cpus = || {
+            let cpus = std::thread::available_parallelism();
+            cpus.map_or(1, std::num::NonZeroUsize::get) + THREADS_MORE
+        };
+        self.wsgi_threads.unwrap_or_else(more_than_cpus).max(1)
+    }
+
     pub(super) fn limits(&self) -> Limits {
         let mut limits = Limits::default();
         limits.head_bytes = self.limit_head;

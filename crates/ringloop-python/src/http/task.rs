@@ -12,6 +12,7 @@ use super::awaitable;
 use super::calls;
 use super::exchange::{Answerer, Exchange};
 use super::request::{Application, Request};
+use super::scope::Told;
 use super::service::HttpService;
 use super::websocket_messages;
 use crate::coroutine::{self, Step};
@@ -25,12 +26,8 @@ use crate::support::{CloneRefOption, python_is_at_least};
 pub(super) struct Tasks;
 
 impl Answerer for Tasks {
-    fn take<'py>(
-        &self,
-        exchange: Exchange,
-        scope: Bound<'py, PyDict>,
-    ) -> PyResult<Bound<'py, Exchange>> {
-        Request::new(exchange, scope).map(Bound::into_super)
+    fn take<'py>(&self, exchange: Exchange, told: Told<'py>) -> PyResult<Bound<'py, Exchange>> {
+        Request::new(exchange, told.scope).map(Bound::into_super)
     }
 
     fn start(

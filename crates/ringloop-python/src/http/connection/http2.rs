@@ -249,7 +249,7 @@ impl Connection {
                 Template::of_stream(py, service.get(), peer.as_ref(), &head)?
             }
         };
-        let scope = template.scope(py, service.get(), handshake.as_ref())?;
+        let told = template.tell(py, service.get(), handshake.as_ref())?;
         let begun = Begun {
             method: head.known_method(),
             at_ns: clock::now_ns(),
@@ -260,7 +260,7 @@ impl Connection {
             slf.as_any(),
             &HTTP2,
             stream,
-            &scope,
+            &told.scope,
             dispatch,
             begun,
             // A WebSocket has no body.
@@ -268,7 +268,7 @@ impl Connection {
             handshake.map(|it| (it, &FRAMES as &'static dyn WebSocketProtocol)),
         );
         let answerer = this.answerer(py, dispatch.route);
-        let request = answerer.take(exchange, scope)?.unbind();
+        let request = answerer.take(exchange, told)?.unbind();
         let awaits_continue = head.expects_continue() && !end && !is_websocket;
         let dropped = this.with_http2(py, |http2| {
             let mut latest = Some((head, template));

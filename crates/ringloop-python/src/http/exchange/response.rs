@@ -130,6 +130,21 @@ impl Exchange {
         state.drops_trailers = has_trailers && !takes_trailers;
     }
 
+    /// Logs a response that has begun, unless it is logged at its end.
+    pub(in crate::http) fn log_start(
+        &self,
+        service: &Bound<'_, HttpService>,
+        status: u16,
+    ) -> PyResult<()> {
+        if service.get().logs_ends() {
+            return Ok(());
+        }
+        match self.take_logged_scope(service.py()) {
+            Some(scope) => HttpService::log_access(service, scope.bind(service.py()), status),
+            None => Ok(()),
+        }
+    }
+
     /// Sends a head that waits for a body. The application may take its time.
     pub(in crate::http) fn flush_head(&self, py: Python<'_>) -> PyResult<()> {
         if !self.state.get(py).has_head {

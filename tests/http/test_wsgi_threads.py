@@ -1,0 +1,656 @@
+"""WSGI applications: reading, streaming, clients that leave, and the pool of threads."""
+
+import asyncio
+import contextlib
+import contextvars
+import gc
+import os
+import threading
+import weakref
+
+import pytest
+
+import support
+from http2 import Server as Http2Server
+from serving import LOGGER, run
+from test_wsgi import answer_of
+from wsgi_support import CLOSING, GET, Closing, answering, post, releasing, serve, until, wait
+
+pytestmark = pytest.mark.ringloop_only
+
+LARGE = 4 << 20
+
+
+# -- Reading ----------------------------------------------------------------------------------------------------------
+
+BODY = b"one\ntwo\n\nthree"
+
+
+@pytest.mark.parametrize(
+    ("read", "expected"),
+    [
+        (lambda stream: stream.read(), BODY),
+        (lambda stream: stream.read(None), BODY),
+        (lambda stream: stream.read(-1), BODY),
+        (lambda stream: stream.read(100), BODY),
+        (
+            lambda stream: [
+                stream.read(5),
+                stream.read(0),
+                stream.read(5),
+                stream.read(),
+                stream.read(),
+                stream.read(1),
+            ],
+            [BODY[:5], b"", BODY[5:10], BODY[10:], b"", b""],
+        ),
+        (lambda stream: [stream.readline() for _ in range(6)], [b"one\n", b"two\n", b"\n", b"three", b"", b""]),
+        (
+            lambda stream: [
+                stream.readline(2),
+                stream.readline(2),
+                stream.readline(9),
+                stream.readline(0),
+                stream.read(),
+            ],
+            [b"on", b"e\n", b"two\n", b"", b"\nthree"],
+        ),
+        (lambda stream: stream.readlines(), BODY.splitlines(keepends=True)),
+        (
+            lambda stream: [stream.readlines(1), stream.readlines(5), stream.readlines(0)],
+            [[b"one\n"], [b"two\n", b"\n"], [b"three"]],
+        ),
+        (list, BODY.splitlines(keepends=True)),
+        (lambda stream: [next(stream), stream.read()], [b"one\n", BODY[4:]]),
+    ],
+)
+@pytest.mark.parametrize("way", ["at once", "in pieces", "in chunks"])
+def test_reading(arm, loop, read, expected, way):
+    found = []
+
+    def application(environ, start_response):
+        found.append(read(environ["wsgi.input"]))
+        start_response("200 OK", [])
+        return []
+
+    async def test():
+        async with serve(arm, application) as server, server.client() as client:
+            if way == "in chunks":
+                client.write(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
+                for byte in BODY:
+                    client.write(b"1\r\n%c\r\n" % byte)
+                client.write(b"0\r\n\r\n")
+            else:
+                request = post(BODY)
+                cuts = [request] if way == "at once" else [request[:-10], request[-10:-4], request[-4:]]
+                for cut in cuts:
+                    client.write(cut)
+                    await asyncio.sleep(0)
+            await client.response()
+
+    run(loop, test())
+    assert found == [expected]
+
+
+@pytest.mark.parametrize("size", [None, 10_000, LARGE])
+def test_reading_much(arm, loop, size):
+    data = os.urandom(LARGE)
+    found = []
+
+    def application(environ, start_response):
+        stream, parts = environ["wsgi.input"], []
+        while part := stream.read(*[] if size is None else [size]):
+            parts.append(part)
+        found.append(b"".join(parts))
+        start_response("200 OK", [])
+        return [b""]
+
+    async def test():
+        async with serve(arm, application) as server, server.client() as client:
+            client.write(post(data))
+            await client.response()
+            client.write(post(b"x"))
+            await client.response()
+
+    run(loop, test())
+    assert found == [data, b"x"]
+
+
+def test_reading_much_on_http2(arm, loop):
+    data = os.urandom(300_000)
+    found = []
+
+    def application(environ, start_response):
+        found.append(environ["wsgi.input"].read())
+        start_response("200 OK", [])
+        return [b""]
+
+    async def test():
+        server = Http2Server(arm, application, wsgi=serve(arm, application).settings["wsgi"])
+        async with server, server.http2() as client:
+            await client.settled()
+            stream = client.ask(method="POST", ends=False)
+            rest = data
+            while rest:
+                room = min(client.h2.local_flow_control_window(stream), client.h2.max_outbound_frame_size, len(rest))
+                if room:
+                    client.data(stream, rest[:room], ends=room == len(rest))
+                    rest = rest[room:]
+                else:
+                    before = client.h2.local_flow_control_window(stream)
+                    await client.until(lambda: client.h2.local_flow_control_window(stream) > before)  # noqa: B023
+            assert (await client.response(stream)).status == 200
+
+    run(loop, test())
+    assert found == [data]
+
+
+def test_a_client_that_waits_for_100_continue_gets_it_at_the_first_read(arm, loop):
+    may_read = threading.Event()
+
+    def application(environ, start_response):
+        if environ["PATH_INFO"] == "/read":
+            wait(may_read)
+            environ["wsgi.input"].read(1)
+            environ["wsgi.input"].read()
+        start_response("200 OK", [])
+        return [b""]
+
+    async def test():
+        async with serve(arm, application) as server:
+            async with server.client() as client:
+                client.write(b"POST /read HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n")
+                may_read.set()
+                assert await client.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+                client.write(b"xy")
+                assert (await client.response())[0] == "HTTP/1.1 200 OK"
+            async with server.client() as client:
+                client.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n")
+                assert (await client.response())[0] == "HTTP/1.1 200 OK"
+
+    with releasing(may_read):
+        run(loop, test())
+
+
+def test_a_body_that_nobody_reads(arm, loop):
+    async def test():
+        async with serve(arm, answering(b"hello")) as server, server.client() as client:
+            for _ in range(3):
+                client.write(post(b"x" * 1000))
+                assert (await client.response())[2] == b"hello"
+
+    run(loop, test())
+
+
+def test_pipelining(arm, loop):
+    def application(environ, start_response):
+        start_response("200 OK", [])
+        return [environ["PATH_INFO"].encode()]
+
+    async def test():
+        async with serve(arm, application) as server, server.client() as client:
+            client.write(b"".join(GET.replace(b"/ ", b"/%d " % number) for number in range(50)))
+            return [(await client.response())[2] for _ in range(50)]
+
+    assert run(loop, test()) == [b"/%d" % number for number in range(50)]
+
+
+def test_a_client_that_leaves_while_a_view_reads(arm, loop, errors):
+    found, reads, over = [], threading.Event(), threading.Event()
+
+    def application(environ, start_response):
+        reads.set()
+        try:
+            environ["wsgi.input"].read()
+        except OSError as error:
+            found.append(error)
+            raise
+        finally:
+            over.set()
+
+    async def test():
+        async with serve(arm, application) as server:
+            async with server.client() as client:
+                client.write(post(b"xy")[:-1])
+                await until(loop, reads)
+                client.reset()
+            await until(loop, over)
+
+    run(loop, test())
+    assert len(found) == 1
+    assert str(found[0]) == "the client is gone"
+
+
+# -- Streaming --------------------------------------------------------------------------------------------------------
+
+
+def test_parts_go_out_before_the_next_is_made(arm, loop):
+    seen = threading.Event()
+
+    def application(environ, start_response):
+        start_response("200 OK", [])
+        yield b"first"
+        wait(seen)
+        yield b"second"
+
+    async def test():
+        async with serve(arm, application) as server, server.client() as client:
+            client.write(GET)
+            await client.reader.readuntil(b"first\r\n")
+            seen.set()
+            await client.reader.readuntil(b"second\r\n0\r\n\r\n")
+
+    with releasing(seen):
+        run(loop, test())
+
+
+@pytest.mark.parametrize("way", ["iterate", "write", "one"])
+def test_a_view_waits_for_a_client_that_does_not_read(arm, loop, way):
+    part, count = b"x" * 50_000, 400
+    made = []
+
+    def application(environ, start_response):
+        write = start_response("200 OK", [("Content-Length", str(len(part) * count))])
+        if way == "one":
+            made.append(count)
+            return [part * count]
+        if way == "write":
+            for number in range(count):
+                made.append(number)
+                write(part)
+            return []
+        return parts()
+
+    def parts():
+        for number in range(count):
+            made.append(number)
+            yield part
+
+    async def test():
+        async with serve(arm, application) as server, server.client() as client:
+            client.write(GET)
+            await client.reader.readuntil(b"\r\n\r\n")
+            # Another request is answered meanwhile.
+            if way != "one":
+                assert len(made) < count
+            body = await client.reader.readexactly(len(part) * count)
+            assert body == part * count
+            client.write(GET)
+            await client.reader.readuntil(b"\r\n\r\n")
+
+    run(loop, test())
+    assert made
+
+
+@pytest.mark.parametrize("way", ["iterate", "write"])
+def test_a_client_that_leaves_while_a_view_writes(arm, loop, errors, way):
+    made, over, found = [], threading.Event(), []
+
+    def parts():
+        while True:
+            yield b"x" * 50_000
+
+    def application(environ, start_response):
+        write = start_response("200 OK", [])
+        if way == "write":
+            try:
+                for part in parts():
+                    write(part)
+            except OSError as error:
+                found.append(str(error))
+                raise
+            finally:
+                over.set()
+        made.append(Closing(parts()))
+        return made[0]
+
+    async def test():
+        async with serve(arm, application) as server:
+            async with server.client() as client:
+                client.write(GET)
+                await client.reader.readuntil(b"\r\n\r\n")
+                client.reset()
+            await until(loop, made[0].has_closed if made else over)
+
+    run(loop, test())
+    if way == "write":
+        assert found == ["the client is gone"]
+    else:
+        assert len(made[0].closed) == 1
+
+
+def test_a_generator_is_closed_when_its_client_leaves(arm, loop):
+    begun, closed = threading.Event(), threading.Event()
+
+    def application(environ, start_response):
+        start_response("200 OK", [])
+        try:
+            yield b"begun"
+            while True:
+                yield b"x" * 100_000
+        finally:
+            closed.set()
+
+    async def test():
+        async with serve(arm, application) as server:
+            async with server.client() as client:
+                client.write(GET)
+                await client.reader.readuntil(b"begun")
+                client.reset()
+            await until(loop, closed)
+
+    with releasing(begun):
+        run(loop, test())
+
+
+# -- Threads ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_view_that_waits_delays_nobody(arm, loop):
+    """As many views as there are threads but one wait for what the last request does."""
+    threads = 5
+    may_end, entered = threading.Event(), threading.Semaphore(0)
+
+    def application(environ, start_response):
+        if environ["PATH_INFO"] == "/wait":
+            entered.release()
+            wait(may_end)
+        else:
+            may_end.set()
+        start_response("200 OK", [])
+        return [b"hello"]
+
+    async def test():
+        async with serve(arm, application, wsgi_threads=threads) as server, contextlib.AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(server.client()) for _ in range(threads)]
+            for client in clients[:-1]:
+                client.write(GET.replace(b"/", b"/wait", 1))
+            clients[-1].write(GET)
+            for client in clients:
+                assert (await client.response())[2] == b"hello"
+
+    with releasing(may_end):
+        run(loop, test())
+
+
+def test_one_thread_answers_one_after_the_other(arm, loop):
+    running, most = [], []
+
+    def application(environ, start_response):
+        running.append(threading.get_ident())
+        most.append(len(running))
+        os.sched_yield()
+        running.pop()
+        start_response("200 OK", [])
+        return [b"hello"]
+
+    async def test():
+        async with serve(arm, application, wsgi_threads=1) as server, contextlib.AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(server.client()) for _ in range(20)]
+            for client in clients:
+                client.write(GET)
+            for client in clients:
+                assert (await client.response())[2] == b"hello"
+
+    run(loop, test())
+    assert most == [1] * 20
+
+
+def test_a_full_queue(arm, loop, errors):
+    may_end, entered = threading.Event(), threading.Event()
+
+    def application(environ, start_response):
+        entered.set()
+        wait(may_end)
+        start_response("200 OK", [])
+        return [b"hello"]
+
+    async def test():
+        settings = {"wsgi_threads": 1, "wsgi_queue": 2}
+        async with serve(arm, application, **settings) as server, contextlib.AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(server.client()) for _ in range(4)]
+            clients[0].write(GET)
+            await until(loop, entered)
+            for number, client in enumerate(clients[1:3]):
+                client.write(GET)
+                await support.until(lambda: server.service.requests == number + 2)  # noqa: B023
+            clients[3].write(GET)
+            assert (await clients[3].rest()).startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
+            may_end.set()
+            for client in clients[:3]:
+                assert (await client.response())[2] == b"hello"
+
+    with releasing(may_end):
+        run(loop, test())
+    assert errors() == ["Exceeded the limit of requests that wait for a thread (--wsgi-queue)."]
+
+
+def test_a_view_runs_in_one_thread_and_one_context(arm, loop):
+    local, variable = threading.local(), contextvars.ContextVar("variable", default=None)
+    found = []
+
+    class Parts(Closing):
+        def __iter__(self):
+            for number in range(20):
+                found.append((local.value, variable.get()))
+                yield b"%d" % number * 10_000
+
+        def close(self):
+            found.append((local.value, variable.get()))
+
+    def application(environ, start_response):
+        assert variable.get() is None
+        path = environ["PATH_INFO"]
+        local.value = path
+        variable.set(path)
+        start_response("200 OK", [])
+        return Parts([])
+
+    async def test():
+        async with serve(arm, application) as server:
+
+            async def ask(number):
+                request = CLOSING.replace(b"/", b"/%d" % number, 1)
+                assert (await server.ask(request)).endswith(b"0\r\n\r\n")
+
+            await asyncio.gather(*(ask(number) for number in range(10)))
+
+    run(loop, test())
+    assert len(found) == 10 * 21
+    assert all(of_thread == of_context for of_thread, of_context in found)
+
+
+def test_the_end_waits_for_a_view(arm, loop):
+    may_end, entered = threading.Event(), threading.Event()
+
+    def application(environ, start_response):
+        entered.set()
+        wait(may_end)
+        start_response("200 OK", [])
+        return [b"hello"]
+
+    async def test():
+        async with serve(arm, application) as server, server.client() as client:
+            client.write(GET)
+            await until(loop, entered)
+            server.service.shut_down()
+            closed = server.service.wait_closed()
+            await asyncio.sleep(0)
+            assert not closed.done()
+            may_end.set()
+            assert (await client.response())[2] == b"hello"
+            await closed
+            assert server.service.active == 0
+
+    with releasing(may_end):
+        run(loop, test())
+
+
+def test_the_end_interrupts_a_view_that_reads(arm, loop):
+    entered, found = threading.Event(), []
+
+    def application(environ, start_response):
+        entered.set()
+        try:
+            environ["wsgi.input"].read()
+        except OSError as error:
+            found.append(error)
+        start_response("200 OK", [])
+        return [b"hello"]
+
+    async def test():
+        async with serve(arm, application) as server, server.client() as client:
+            client.write(post(b"xy")[:-1])
+            await until(loop, entered)
+            server.service.shut_down()
+            server.service.disconnect()
+            assert (await client.response())[2] == b"hello"
+            await server.service.wait_closed()
+
+    run(loop, test())
+    assert len(found) == 1
+
+
+def test_nothing_is_left(arm, loop):
+    class Application:
+        def __call__(self, environ, start_response):
+            start_response("200 OK", [])
+            return [b"hello"]
+
+    async def test():
+        application = Application()
+        server = serve(arm, application)
+        async with server:
+            await server.ask(CLOSING)
+        reference = weakref.ref(application)
+        server.service = server.application = server.listener = None
+        del application, server
+        return reference
+
+    reference = run(loop, test())
+    for thread in threading.enumerate():
+        if thread.name.startswith("ringloop-wsgi"):
+            thread.join(support.PATIENCE_S)
+    loop.run_until_complete(asyncio.sleep(0))
+    gc.collect()
+    assert reference() is None
+
+
+# -- Files ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [0, 10, 16 * 1024, 16 * 1024 + 1, LARGE])
+@pytest.mark.parametrize("length", ["given", "not given", "less"])
+def test_files(arm, loop, tmp_path, size, length):
+    content = os.urandom(size)
+    (tmp_path / "file").write_bytes(content)
+    expected = content[: size // 2] if length == "less" else content
+    opened = []
+
+    def application(environ, start_response):
+        headers = [] if length == "not given" else [("Content-Length", str(len(expected)))]
+        start_response("200 OK", headers)
+        opened.append((tmp_path / "file").open("rb"))
+        return environ["wsgi.file_wrapper"](opened[-1], 8192)
+
+    async def test():
+        async with serve(arm, application) as server, server.client() as client:
+            for _ in range(2):
+                client.write(GET)
+                assert (await client.response())[2] == expected
+
+    run(loop, test())
+    assert [file.closed for file in opened] == [True, True]
+
+
+def test_a_part_of_a_file(arm, loop, tmp_path):
+    content = os.urandom(LARGE)
+    (tmp_path / "file").write_bytes(content)
+
+    def application(environ, start_response):
+        start_response("200 OK", [])
+        file = (tmp_path / "file").open("rb")
+        file.seek(1000)
+        return environ["wsgi.file_wrapper"](file)
+
+    assert answer_of(arm, loop, application).partition(b"\r\n\r\n")[2] == content[1000:]
+
+
+@pytest.mark.parametrize("size", [10, LARGE])
+def test_a_file_that_is_too_short(arm, loop, tmp_path, errors, size):
+    (tmp_path / "file").write_bytes(b"x" * size)
+
+    def application(environ, start_response):
+        start_response("200 OK", [("Content-Length", str(size + 1))])
+        return environ["wsgi.file_wrapper"]((tmp_path / "file").open("rb"))
+
+    assert answer_of(arm, loop, application).partition(b"\r\n\r\n")[2] == b"x" * size
+    assert len(errors()) == 1
+
+
+def test_what_is_no_plain_file(arm, loop, tmp_path):
+    class Source:
+        def __init__(self):
+            self.parts = [b"one", b"two", b""]
+
+        def read(self, size):
+            return self.parts.pop(0)
+
+    def application(environ, start_response):
+        start_response("200 OK", [("Content-Length", "6")])
+        return environ["wsgi.file_wrapper"](Source())
+
+    assert answer_of(arm, loop, application).endswith(b"\r\n\r\nonetwo")
+
+
+def test_head_of_a_file(arm, loop, tmp_path):
+    (tmp_path / "file").write_bytes(b"x" * LARGE)
+
+    def application(environ, start_response):
+        start_response("200 OK", [("Content-Length", str(LARGE))])
+        return environ["wsgi.file_wrapper"]((tmp_path / "file").open("rb"))
+
+    async def test():
+        async with serve(arm, application) as server, server.client() as client:
+            for _ in range(2):
+                client.write(GET.replace(b"GET", b"HEAD"))
+                _, fields, _ = await client.response(is_head=True)
+                assert fields["content-length"] == str(LARGE)
+
+    run(loop, test())
+
+
+def test_a_file_on_http2(arm, loop, tmp_path):
+    content = os.urandom(LARGE)
+    (tmp_path / "file").write_bytes(content)
+
+    def application(environ, start_response):
+        start_response("200 OK", [])
+        return environ["wsgi.file_wrapper"]((tmp_path / "file").open("rb"))
+
+    async def test():
+        server = Http2Server(arm, application, wsgi=serve(arm, application).settings["wsgi"])
+        async with server, server.http2() as client:
+            assert bytes((await client.get()).body) == content
+
+    run(loop, test())
+
+
+def test_a_client_that_leaves_while_a_file_is_sent(arm, loop, tmp_path, caplog):
+    with (tmp_path / "file").open("wb") as file:
+        file.truncate(1 << 30)
+
+    def application(environ, start_response):
+        start_response("200 OK", [])
+        return environ["wsgi.file_wrapper"]((tmp_path / "file").open("rb"))
+
+    async def test():
+        async with serve(arm, application) as server:
+            async with server.client() as client:
+                client.write(GET)
+                await client.reader.readuntil(b"\r\n\r\n")
+                client.reset()
+            await support.until(lambda: server.service.active == 0)
+
+    run(loop, test())
+    assert not [record for record in caplog.records if record.name == LOGGER]
