@@ -33,6 +33,7 @@ __all__ = [
     "HttpSend",
     "HttpService",
     "Loop",
+    "LoopWatchdog",
     "SSLProtocol",
     "Slotted",
     "SocketOperation",

@@ -1,7 +1,6 @@
 """`ringloop.http.Server` inside of a program, and what it makes of an application's lifespan."""
 
 import asyncio
-import contextlib
 import contextvars
 import logging
 import signal
@@ -75,6 +74,21 @@ def test_it_serves_until_it_should_exit(loop):
         assert server.servers[0].sockets == ()
 
     loop.run_until_complete(main())
+
+
+def test_shutting_down_what_has_ended_does_nothing(loop, records):
+    """Programs call `shutdown` after `serve`, as uvicorn's own tests do."""
+
+    async def main():
+        server = server_of()
+        task = await start(server)
+        server.should_exit = True
+        await task
+        records.clear()
+        await server.shutdown()
+
+    loop.run_until_complete(main())
+    assert records == []
 
 
 def test_sockets_that_are_given(loop):

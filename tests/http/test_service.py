@@ -1521,6 +1521,8 @@ def test_a_target_in_absolute_form_is_no_excuse_for_a_bad_host(arm, loop, fields
             assert (await server.ask(b"GET http://a/ HTTP/1.1\r\n" + fields + b"\r\n")).startswith(b"HTTP/1.1 400 ")
 
     run(loop, test())
+
+
 @pytest.mark.ringloop_only
 def test_refused_clients_cannot_fill_the_log(arm, loop, caplog):
     """The lines that are left out are counted, and the next one says how many there were."""

@@ -92,7 +92,7 @@ impl Watchdog {
             state.reported_ns = Some(now_ns);
             state.unreported = 0;
         }
-        drop(self.state.replace(py, state));
+        *self.state.get_mut(py) = state;
         let Some(since_ns) = found else {
             return Ok(py.None().into_bound(py));
         };
@@ -110,7 +110,8 @@ impl Watchdog {
     }
 
     /// Ends `_wait`, and lets the loop have another watchdog.
-    fn _stop(&self, py: Python<'_>) {
+    #[pyo3(name = "_stop")]
+    fn stop(&self, py: Python<'_>) {
         let event_loop = self.event_loop.replace(py, None);
         if let Some(event_loop) = &event_loop {
             event_loop.get().is_watched.store(false, Relaxed);
@@ -128,7 +129,7 @@ impl Watchdog {
     }
 
     fn __clear__(&self, py: Python<'_>) {
-        self._stop(py);
+        self.stop(py);
     }
 }
 

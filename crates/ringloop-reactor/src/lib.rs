@@ -1,7 +1,7 @@
 //! The one wait of an event loop: for events from the kernel, for the deadlines of timers and for other threads.
 //!
 //! Where it pays, it polls for a short while before it sleeps. This is the layer between the
-//! [driver](ringloop_driver) and an event loop, which has the tasks or callbacks. ringloop's native runtime is built on
+//! [`ringloop_driver`] and an event loop, which has the tasks or callbacks. ringloop's native runtime is built on
 //! it, and so is its event loop for Python. Programs use [ringloop](https://docs.rs/ringloop), which offers the same
 //! modules.
 //!

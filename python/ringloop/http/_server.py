@@ -182,7 +182,9 @@ class Server:
         await self._exit_asked.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End connections, requests and the application, in this order."""
+        """End connections, requests and the application, in this order. Do nothing if `serve` has done so and ended."""
+        if self._loop is None:
+            return
         logger.info("Shutting down")
         self._is_draining = True
         if self._tls_watch is not None:

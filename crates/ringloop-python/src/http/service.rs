@@ -34,18 +34,36 @@ struct Settings {
     default_fields: Vec<(Vec<u8>, Vec<u8>)>,
     /// In nanoseconds, by `Kind`. None: none.
     timeouts_ns: [Option<u64>; Kind::ALL.len()],
-    logs_access: bool,
-    /// A request is logged when its response has ended, with what is known then.
-    logs_ends: bool,
+    logs: Logs,
     routes: Routes,
-    /// The access log may take lines that are formatted here.
-    logs_lines: bool,
     has_state: bool,
     /// None: requests for WebSockets are requests as others are.
     websocket: Option<Config>,
     websocket_queue: usize,
     wsgi_threads: usize,
     wsgi_queue: usize,
+}
+
+/// The parts of requests that are logged.
+struct Logs {
+    access: bool,
+    /// A request is logged when its response has ended, with what is known then.
+    ends: bool,
+    /// The access log may take lines that are formatted here.
+    lines: bool,
+}
+
+impl Logs {
+    /// Those that an access log takes, by the methods that it has.
+    fn of(py: Python<'_>, log: Option<&Py<PyAny>>) -> PyResult<Self> {
+        let has =
+            |name: &Bound<'_, PyString>| log.map_or(Ok(false), |it| it.bind(py).hasattr(name));
+        Ok(Self {
+            access: log.is_some(),
+            ends: has(intern!(py, "log_request"))?,
+            lines: has(intern!(py, "begin"))?,
+        })
+    }
 }
 
 /// Python objects that the collector must see.
@@ -304,12 +322,6 @@ impl HttpService {
             None => support::http(py)?.getattr(intern!(py, "logger"))?.unbind(),
         };
         let asgi = asgi_versions(py)?;
-        let log_has = |name: &Bound<'_, PyString>| match &access_log {
-            Some(log) => log.bind(py).hasattr(name),
-            None => Ok(false),
-        };
-        let logs_lines = log_has(intern!(py, "begin"))?;
-        let logs_ends = log_has(intern!(py, "log_request"))?;
         let routes = pages.as_ref().map(Routes::of).transpose()?;
         let date_header = settings.date_header && !has_own_date;
         let root_path = objects::string(py, &settings.root_path)?.unbind();
@@ -320,10 +332,8 @@ impl HttpService {
             concurrency: settings.limit_concurrency,
             default_fields,
             timeouts_ns: Kind::ALL.map(|kind| settings.timeout_ns(kind)),
-            logs_access: access_log.is_some(),
-            logs_ends,
+            logs: Logs::of(py, access_log.as_ref())?,
             routes: routes.unwrap_or_default(),
-            logs_lines,
             has_state: state.is_some(),
             websocket: has_websockets.then(|| settings.websocket_config()),
             websocket_queue: settings.ws_max_queue.max(1),
@@ -490,12 +500,12 @@ impl HttpService {
     }
 
     pub(super) fn logs_access(&self) -> bool {
-        self.settings.logs_access
+        self.settings.logs.access
     }
 
     /// Whether a request is logged when its response has ended (`log_end`), rather than when it begins.
     pub(super) fn logs_ends(&self) -> bool {
-        self.settings.logs_ends
+        self.settings.logs.ends
     }
 
     /// Who answers requests for a path.
@@ -742,7 +752,7 @@ impl HttpService {
         let Some(log) = this.access_log(py) else {
             return Ok(());
         };
-        if this.settings.logs_lines {
+        if this.settings.logs.lines {
             if let Some(entry) = Entry::of(scope)
                 && Self::log_line(slf, &log, &entry, status)?
             {
