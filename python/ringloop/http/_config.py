@@ -134,12 +134,12 @@ class HttpSettings:
         values=SECONDS, uvicorn=None,
     )
     wsgi_threads: int | None = option(
-        None, "Application", "Threads that run the views of a WSGI application. Default: 4 more than CPUs.",
-        "[WSGI](#wsgi): threads that run views. Default: 4 more than CPUs", values=POSITIVE, uvicorn=None,
+        None, "Application", "Threads that run the views of a WSGI application. Default: CPUs plus 4.",
+        "[WSGI](#wsgi): threads that run views. Default: the number of CPUs plus 4", values=POSITIVE, uvicorn=None,
         granian="`--blocking-threads`",
     )
     wsgi_queue: int = option(
-        1000, "Limits", "Requests that may wait for one of these threads; others get 503.",
+        1000, "Limits", "WSGI requests that may wait for a thread; others get 503.",
         "[WSGI](#wsgi): requests that may wait for a thread. Above this number, the server answers 503",
         values=POSITIVE, uvicorn=None, granian="`--backpressure`",
     )
@@ -172,9 +172,9 @@ class HttpSettings:
 class Config(HttpSettings):
     """A server's settings; docs/serve.md explains each of them.
 
-    Sizes are in bytes and times in seconds. `app` is an application of ASGI or WSGI or, as a string, "module:attribute". Making a
-    Config sets up logging and reads `env_file`; nothing is imported or opened before `load()`. Raises ValueError for a
-    value that the option can't have, and StartupError where a file can't be used.
+    Sizes are in bytes and times in seconds. `app` is an ASGI or WSGI application, or its name "module:attribute" as a
+    string. Making a Config sets up logging and reads `env_file`; nothing is imported or opened before `load()`. Raises
+    ValueError for a value that the option can't have, and StartupError where a file can't be used.
     """
 
     app: Any
@@ -211,8 +211,8 @@ class Config(HttpSettings):
         "the attribute is a function that returns the application", kind="flag", granian="the same",
     )
     interface: Literal["auto", "asgi3", "asgi2", "wsgi"] = option(
-        "auto", "Application", "The interface that the application has. auto: by its signature.",
-        "one of `auto`, `asgi3`, `asgi2` and `wsgi`. `auto` finds it by the application's signature. "
+        "auto", "Application", "The application's interface. auto: detect it from the signature.",
+        "one of `auto`, `asgi3`, `asgi2` and `wsgi`. `auto` detects it from the application's signature. "
         "[WSGI](#wsgi) has no WebSockets",
         values=Names(("auto", "asgi3", "asgi2", "wsgi")), granian="the same",
     )
@@ -300,7 +300,7 @@ class Config(HttpSettings):
         "default: on a terminal", kind="switch",
     )
     access_log_format: Literal["text", "json"] = option(
-        "text", "Logging", "Format of the access log. json has more fields, and logs a request at its end.",
+        "text", "Logging", "Format of the access log. json has more fields, and logs a request when its response ends.",
         "`text`, or `json`: [lines with more fields](#json)", values=Names(("text", "json")),
         uvicorn=None, granian="`--access-log-fmt`",
     )
@@ -310,24 +310,24 @@ class Config(HttpSettings):
         kind="url path", metavar="PATH", uvicorn=None, granian="`--metrics`, on a port of its own",
     )
     watchdog: int | None = option(
-        None, "Logging", "Log the stack of what holds the event loop longer than this, in milliseconds.",
-        "milliseconds after which the stack of what holds the event loop is logged: see "
+        None, "Logging", "Log the stack of code that holds the event loop longer than this, in milliseconds.",
+        "milliseconds after which the stack of code that holds the event loop is logged: see "
         "[troubleshooting.md](troubleshooting.md#what-blocks-the-loop)",
         values=POSITIVE, metavar="MS", uvicorn=None,
     )
 
     health: str | None = option(
-        None, "Requests", "Answer at this path without the application: 200, or 503 while the server ends.",
-        "path of the [page for load balancers](#health), such as `/health`: 200, or 503 while the server ends",
+        None, "Requests", "Answer at this path without the application: 200, or 503 while the server shuts down.",
+        "path of the [page for load balancers](#health), such as `/health`: 200, or 503 while the server shuts down",
         kind="url path", metavar="PATH", uvicorn=None,
     )
     log_health: bool = option(
         False, "Logging", "Log requests for the --health page, too.",
-        "requests for the `--health` page are in the access log, too", kind="flag", uvicorn=None,
+        "requests for the `--health` page are logged in the access log, too", kind="flag", uvicorn=None,
     )
     static: list[str] | str | None = option(
-        None, "Requests", "Serve the files in DIR below the path PREFIX, without the application.",
-        "`PREFIX=DIR`: the [files](#files) in this directory are served below the path PREFIX. Can be repeated",
+        None, "Requests", "Serve the files in DIR under the path PREFIX, without the application.",
+        "`PREFIX=DIR`: the [files](#files) in this directory are served under the path PREFIX. Can be repeated",
         kind="folders", metavar="PREFIX=DIR", uvicorn=None, granian="`--static-path-route`, `--static-path-mount`",
     )
 
@@ -489,9 +489,9 @@ class Config(HttpSettings):
         return _applications.load(self.app)
 
     def load(self) -> None:
-        """Make `loaded_app`, a callable of ASGI 3 or WSGI, and the TLS context.
+        """Make `loaded_app`, an ASGI 3 or WSGI callable, and the TLS context.
 
-        Raise StartupError where there is no such application or a file of TLS can't be used, and what the
+        Raise StartupError where there is no such application or a TLS file can't be used, and what the
         application's import raises.
         """
         self.load_tls()
@@ -551,7 +551,7 @@ class Config(HttpSettings):
             if self.health == self.metrics:
                 raise ValueError(f"health and metrics can't have the same path: {self.health!r}")
         folders = _static.split_all([self.static] if isinstance(self.static, str) else self.static or [])
-        # What is relative is so to where the server was started, even if the application goes elsewhere.
+        # Relative paths are relative to where the server was started, even if the application changes the directory.
         self.static = [f"{prefix or '/'}={os.path.abspath(folder)}" for prefix, folder in folders.items()]
         for folder in folders.values():
             if not os.path.isdir(folder):
