@@ -5,8 +5,8 @@ Two ways to run a program on it:
     ringloop.run(main())                                            # any supported Python
     asyncio.run(main(), loop_factory=ringloop.new_event_loop)       # Python 3.12 and later
 
-`ringloop.serve("module:app")` serves an ASGI application; see `ringloop.http`. `ringloop.open(...)` opens files that do
-not block the loop; see `ringloop.files`. `ringloop.watch(loop)` logs the stack of what does block it.
+`ringloop.serve("module:app")` serves an ASGI or WSGI application; see `ringloop.http`. `ringloop.open(...)` opens files
+that do not block the loop; see `ringloop.files`. `ringloop.watch(loop)` logs the stack of code that blocks it.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from ._platform import DOCUMENTATION
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# The variable by which a shell asks for completions, by click's rules.
+# The environment variable with which a shell asks for completions, as click defines it.
 _COMPLETE = "_RINGLOOP_COMPLETE"
 
 
@@ -42,7 +42,7 @@ def _program() -> str:
 
 
 def _refusal(arguments: Sequence[str]) -> str:
-    """Return what is wrong with a first word that is no command, and what the user may have meant."""
+    """Return what is wrong with a first word that is not a command, and what the user may have meant."""
     word, *others = arguments
     if ":" in word or word.endswith(".py"):
         wrong, meant = "the command is missing", [word, *others]

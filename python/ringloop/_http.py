@@ -38,7 +38,7 @@ ASYNCIO_COROUTINE_MARK = getattr(asyncio.coroutines, "_is_coroutine", None)
 
 
 class ClientDisconnected(OSError):
-    """The client is gone: raised by `send` for a WebSocket, and where a view of WSGI reads or writes."""
+    """The client is gone: raised by `send` for a WebSocket, and where a WSGI view reads or writes."""
 
 
 async def awaiting(awaitable: Awaitable[Any]) -> Any:
@@ -121,8 +121,8 @@ async def send_path(request: HttpRequest, path: str | OpenFile) -> None:
     """Send a file as the body of a response.
 
     What is wrong with the file is raised. Nothing is raised when the client leaves, as with other bodies. ASGI asks
-    applications for an absolute path, but Starlette passes on what it was given. The server's own application passes a file
-    that is open.
+    applications for an absolute path, but Starlette passes on what it was given. The server's own application passes an
+    open file.
     """
     if isinstance(path, OpenFile):
         await _send_content(request, path, None)
@@ -141,7 +141,7 @@ async def send_path(request: HttpRequest, path: str | OpenFile) -> None:
 
 
 async def send_file(request: WsgiStartResponse, file: OpenFile) -> None:
-    """Send a file that a view of WSGI has returned, as far as `file_of_wrapper` says, and close it."""
+    """Send the file, or the part of it, that `file_of_wrapper` has returned for a WSGI view, and close it."""
     try:
         await _send_content(request, file, None)
     finally:
@@ -181,7 +181,7 @@ async def _send_file(request: HttpRequest | WsgiStartResponse, file: OpenFile, c
     if request._has_stream:
         part = _STREAM_PART
     elif (transport := request._socket()) is not None:
-        # What comes last shows whether all of it was good.
+        # The end of a guarded file is sent only if the file has not changed until then.
         held_back = READ_AT_ONCE if file.is_guarded else 0
         sent = await _send_by_kernel(request, transport, file, max(count - held_back, 0))
     parts = 0
@@ -219,14 +219,14 @@ async def _send_by_kernel(
 
 
 class FileChangedError(RuntimeError):
-    """A file is shorter than it was, or another one, while it is sent."""
+    """A file was shortened or modified while it was being sent."""
 
 
 class OpenFile:
     """A regular file that is to be sent, or a part of it. Threads may still read it when it is closed."""
 
     def __init__(self, number: int, path: str | None = None, *, is_guarded: bool = False) -> None:
-        """Take a descriptor. `is_guarded`: sending it fails if it changes meanwhile."""
+        """Take a descriptor. `is_guarded`: sending fails if the file changes meanwhile."""
         self.number = number
         self._lock = threading.Lock()
         self._readers = 0
@@ -257,7 +257,7 @@ class OpenFile:
                 raise FileChangedError("the file has changed")
 
     def read(self, count: int, offset: int) -> bytes:
-        """Read up to `count` bytes, from this place of the part that is sent."""
+        """Read up to `count` bytes, at this offset in the part that is sent."""
         with self._lock:
             if self._is_closed:
                 return b""
@@ -305,9 +305,10 @@ _PLAIN_FILES = (io.FileIO, io.BufferedReader, io.BufferedRandom)
 
 
 def file_of_wrapper(wrapper: FileWrapper, left: int | None) -> OpenFile | bytes | None:
-    """Return the rest of the file that a view of WSGI has wrapped, up to `left` bytes, or its content if it is small.
+    """Return the rest of the file that a WSGI view has wrapped, up to `left` bytes, or its content if it is small.
 
-    None: it is no regular file, or not open as one. The wrapper may be closed at once, because this is a file of its own.
+    Return None if it is not a regular file, or not open as one. The wrapper may be closed at once, because the result
+    has a descriptor of its own.
     """
     file: Any = wrapper.filelike
     file = getattr(file, "file", file)  # that of tempfile
@@ -331,7 +332,7 @@ def file_of_wrapper(wrapper: FileWrapper, left: int | None) -> OpenFile | bytes 
 
 
 def start_view_thread(work: Callable[[int], None], number: int) -> None:
-    """Start a thread that runs views of WSGI. The process doesn't wait for it when it ends."""
+    """Start a thread that runs WSGI views. The process doesn't wait for it at its end."""
     threading.Thread(target=work, args=(number,), name=f"ringloop-wsgi-{number}", daemon=True).start()
 
 
@@ -389,7 +390,7 @@ def report_no_handshake(logger: logging.Logger, _: None) -> None:
 
 
 def report_invalid(logger: logging.Logger, refused: tuple[tuple[str, int] | None, str, int]) -> None:
-    """Log which client sent something that is refused, what becomes of it, and how many were not logged before."""
+    """Log which client sent something that is refused, the outcome, and how many were not logged before."""
     client, outcome, unlogged = refused
     logger.warning(
         "Invalid HTTP request received. %s %s%s",

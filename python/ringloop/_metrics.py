@@ -58,7 +58,7 @@ class Metrics(NamedTuple):
     polled_hits: int
     """The polled waits in which something came, so the loop didn't sleep."""
     stalls: int
-    """Callbacks that have held the loop longer than the threshold of `ringloop.watch`; 0 if nobody watches."""
+    """Callbacks that have held the loop longer than the threshold of `ringloop.watch`; 0 if the loop is not watched."""
 
 
 def describe(subject: object) -> str:

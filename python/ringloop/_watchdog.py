@@ -1,4 +1,4 @@
-"""`ringloop.watch`: who holds the loop, and where, told while it does so."""
+"""`ringloop.watch`: reports who holds the loop, and where, while it is still held."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Watchdog:
         self._loop = loop
         self._logger = logger
         self._process = os.getpid()
-        # A daemon, so that it keeps no program from ending.
+        # A daemon, so that it does not keep the program from ending.
         self._thread = threading.Thread(target=self._run, name="ringloop watchdog", daemon=True)
         try:
             self._thread.start()
@@ -78,7 +78,7 @@ class Watchdog:
             atexit.unregister(self.close)
 
     def _report(self, held_s: float, others: int) -> None:
-        """Log who holds the loop. What fails here ends no watchdog."""
+        """Log who holds the loop. An error here does not end the watchdog."""
         try:
             name, rest = self._describe(held_s)
             more = f" ({others} more since the last report)" if others else ""
@@ -128,12 +128,13 @@ def _find_request(places: list[tuple[FrameType, int]]) -> str | None:
 def watch(loop: EventLoop, *, threshold: float = 0.1, logger: logging.Logger | None = None) -> Watchdog:
     """Watch a loop: log the stack of a callback, or of a step of a task, that holds it longer than `threshold` seconds.
 
-    Another thread logs it while it still runs, as a warning of `logger` (asyncio's own by default), with the name of the
-    task, and with the path of the request if an ASGI application answers one. There is at most one report in a second, and
-    one for each callback; `loop.metrics().stalls` counts all of them. Waiting for I/O holds no loop.
+    Another thread logs it while the callback still runs, as a warning of `logger` (asyncio's own by default), with the
+    name of the task, and with the path of the request if an ASGI application answers one. There is at most one report
+    per second, and one per callback; `loop.metrics().stalls` counts all such callbacks. A loop that waits for I/O is not
+    held.
 
-    Close the result, or use it in a `with` block. Raise TypeError for a loop that is not ringloop's, ValueError for a
-    threshold that is no time, and RuntimeError for a loop that is closed or watched already.
+    Close the result, or use it in a `with` block. Raise TypeError for a loop that is not ringloop's, ValueError for an
+    invalid threshold, and RuntimeError for a loop that is closed or watched already.
     """
     kind: type = type(loop)
     if not issubclass(kind, EventLoop):

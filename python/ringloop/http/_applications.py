@@ -64,7 +64,7 @@ def call_factory(app: Any, factory: bool) -> Any:
 
 
 def interface_of(app: Any) -> Literal["asgi3", "asgi2", "wsgi"]:
-    """Return the interface of an application, by how it can be called. Raise StartupError where that doesn't tell."""
+    """Return the interface of an application, by how it can be called. Raise StartupError if that is ambiguous."""
     if _is_asgi3(app):
         return "asgi3"
     try:
@@ -81,10 +81,7 @@ def interface_of(app: Any) -> Literal["asgi3", "asgi2", "wsgi"]:
 
 _PARAMETERS: dict[Literal["asgi3", "asgi2", "wsgi"], int] = {"asgi3": 3, "asgi2": 1, "wsgi": 2}
 
-_AMBIGUOUS = (
-    "The application is called neither as ASGI nor as WSGI says, or as several of them: "
-    "set --interface to asgi3, asgi2 or wsgi."
-)
+_AMBIGUOUS = "It is not clear which interface the application has: set --interface to asgi3, asgi2 or wsgi."
 
 
 def _takes(signature: inspect.Signature, count: int) -> bool:
@@ -104,7 +101,7 @@ def _required(signature: inspect.Signature) -> int:
 
 
 def _is_asgi3(app: Any) -> bool:
-    """Return whether calling the application gives an awaitable, as far as it says so."""
+    """Return whether calling the application gives an awaitable, as far as can be told without a call."""
     if inspect.isclass(app):
         return hasattr(app, "__await__")
     function = getattr(app, "func", app)  # that of functools.partial
@@ -129,7 +126,7 @@ def wsgi_environ(root_path: str, *, has_threads: bool, has_workers: bool) -> dic
 
 
 def adapt(app: Any, interface: str) -> Any:
-    """Return the application as one of ASGI 3, or of WSGI."""
+    """Return the application as an ASGI 3 or WSGI application."""
     if interface == "asgi2":
         return _Asgi2(app)
     return app

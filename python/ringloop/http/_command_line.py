@@ -67,7 +67,7 @@ class _Command(click.Command):
         return super().parse_args(ctx, args)
 
     def _read_file(self, ctx: click.Context, given: Mapping[str, Any]) -> None:
-        """Make what the configuration file says the default of the options."""
+        """Use the values of the configuration file as the options' defaults."""
         environment = {parameter.name: parameter.resolve_envvar_value(ctx) for parameter in self.params}
         path = given.get("config") or environment["config"]
         directory = given.get("app_dir") or environment["app_dir"]
@@ -136,7 +136,7 @@ def _show_version(context: click.Context, parameter: click.Parameter, wanted: bo
 
 @contextlib.contextmanager
 def _naming_what_is_valid(allowed: Numbers | Seconds) -> Iterator[None]:
-    """Add to click's message about a wrong value what a right one is."""
+    """Add the valid values to click's message about an invalid one."""
     try:
         yield
     except click.BadParameter as error:
@@ -187,7 +187,7 @@ def _type_of(allowed: Numbers | Seconds | Names) -> click.ParamType[Any]:
 
 
 class _File(click.Path):
-    """A file that exists, or the table that a configuration file has in its place."""
+    """A file that exists, or the table that a configuration file may have instead."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return value if isinstance(value, dict) else super().convert(value, param, ctx)
@@ -299,7 +299,7 @@ def command(program: str) -> click.Command:
 
 
 def complete(variable: str) -> None:
-    """Answer a shell that completes a command line of `ringloop`, which asks by this environment variable."""
+    """Answer a shell that completes a command line of `ringloop`; it asks with this environment variable."""
     flags = [click.Option([name], is_flag=True) for name in ("--version", "--json", "--check")]
     group = click.Group("ringloop", params=[*flags], commands={"serve": command("ringloop")})
     group.commands["serve"].name = "serve"

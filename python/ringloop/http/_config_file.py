@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 PYPROJECT = "pyproject.toml"
 TABLE = ("tool", "ringloop", "serve")
 
-# The settings of the command, which no server has.
+# Settings of the command that a server doesn't have.
 _OF_COMMAND = ("app", "app_dir")
 
-# Other variables that say what an option says, and come before the file. The server reads them.
+# Other environment variables that set an option, and take precedence over the file. The server reads them.
 _VARIABLES = {"backend": "RINGLOOP_BACKEND", "workers": "WEB_CONCURRENCY", "forwarded_allow_ips": "FORWARDED_ALLOW_IPS"}
 
 
 class ConfigFileError(Exception):
-    """The file can't be used. The message has its name, and the line."""
+    """The file can't be used. The message names the file and the line."""
 
 
 class ConfigFile:
     """The settings in a file. `values` has them by the names of `Config`'s fields, `app` and `app_dir`.
 
-    Raise ConfigFileError where it can't be read, or has an unknown name or a value of a wrong type.
+    Raise ConfigFileError where it can't be read, or has an unknown name or a value of the wrong type.
     """
 
     def __init__(self, path: str) -> None:
@@ -79,7 +79,7 @@ class ConfigFile:
                 yield name, value
 
     def _line_of(self, key: str) -> int:
-        """Return the line of a key in the table. tomllib doesn't tell, so this looks for what it usually looks like."""
+        """Return the line of a key in the table. tomllib doesn't give it, so this looks for the usual spellings."""
         is_inside = not self._is_pyproject
         header = 1
         pattern = re.compile(rf"""\s*["']?{re.escape(key)}["']?\s*[=.]""")
@@ -106,7 +106,7 @@ def find(directories: list[str]) -> ConfigFile | None:
 
 
 def _has_table(path: str) -> bool:
-    """Return whether a pyproject.toml has settings: others are none of our business, even if they are wrong."""
+    """Return whether a pyproject.toml has settings. One without is not our business, even if it is invalid."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return re.search(r"^\s*\[\s*tool\s*\.\s*ringloop\s*\.\s*serve\b", file.read(), re.MULTILINE) is not None

@@ -10,7 +10,7 @@ class StartupError(Exception):
 
 
 def summarize(error: BaseException) -> str:
-    """Return an error in one line: the last one of its traceback, and the place of a syntax error."""
+    """Return an error in one line: the last line of its traceback, with the place of a syntax error."""
     if isinstance(error, StartupError):
         return str(error)
     if isinstance(error, SyntaxError):

@@ -63,7 +63,7 @@ _CALLERS: set[CodeType] = set()
 
 
 def calls_user(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Note that what this function raises comes from the user's code, which `import_failures_shown` shows."""
+    """Note that exceptions from this function come from the user's code; `import_failures_shown` shows them."""
     _CALLERS.add(function.__code__)
     return function
 
@@ -89,7 +89,7 @@ def _is_path(module_name: str) -> bool:
 def as_name(text: str) -> str:
     """Return "module:attribute" for what a user wrote instead: "main", "main.py", "main.py:app" or "src/main.py".
 
-    A file in a folder that no name can reach gets the option --app-dir.
+    If no module name can reach the file's folder, the result also has the option --app-dir.
     """
     path, _, attribute = text.partition(":")
     directory, _, file = path.removesuffix(".py").rpartition(os.sep)
@@ -108,7 +108,7 @@ def _hint(name: str) -> str:
 def import_failures_shown() -> Iterator[None]:
     """Print the traceback of an exception that the user's module or factory raises, and raise SystemExit(1).
 
-    It begins with the user's first frame: those of the server and of importlib before it say nothing to the user.
+    It begins with the user's first frame: those before it, of the server and importlib, mean nothing to the user.
     """
     try:
         yield
@@ -126,7 +126,7 @@ def _is_users(error: Exception) -> bool:
 
 
 def _frames_of_user(frames: TracebackType | None) -> TracebackType | None:
-    """Return the part of a traceback after the function that calls the user's code, and after what importlib does for it."""
+    """Return the part of a traceback after the function that calls the user's code, and after importlib's frames."""
     while frames is not None and frames.tb_frame.f_code not in _CALLERS:
         frames = frames.tb_next
     while frames is not None and (frames.tb_frame.f_code in _CALLERS or _is_importlibs(frames)):

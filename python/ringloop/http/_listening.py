@@ -26,7 +26,7 @@ _DROP_SYN = b"".join(
         (0x06, 0, 0, 0xFFFFFFFF),  # ret #-1: keep all of it
     )
 )
-"""A program for Linux's packet filter (struct sock_filter of linux/filter.h): it drops what would begin a connection."""
+"""A program for Linux's packet filter (struct sock_filter of linux/filter.h). It drops what would begin a connection."""
 
 
 class Listeners:
@@ -51,10 +51,10 @@ class Listeners:
         self._identity = None if path is None else _identify(path)
 
     def refuse_more(self) -> None:
-        """Let no more connections begin, so that all that wait in the kernel's queue can be accepted before the end.
+        """Let no more connections begin, so that those in the kernel's queue can all be accepted before the end.
 
-        The kernel resets those that wait at a TCP socket when it is closed. Closing is too early while they wait, and
-        accepting them doesn't end while more arrive. So the first packet of a new one is dropped: its client sends it
+        The kernel resets those that wait at a TCP socket when it is closed. So it can't be closed while they wait, and
+        accepting them would not end while more arrive. So the first packet of a new one is dropped: its client sends it
         again a second later, and by then either reaches another process that listens there, or is refused. The path of
         a Unix socket is removed, unless it is another file by now.
         """
@@ -65,7 +65,7 @@ class Listeners:
         program = struct.pack("HP", len(_DROP_SYN) // 8, ctypes.addressof(code))
         for sock in self.sockets:
             if sock.family in (socket.AF_INET, socket.AF_INET6):
-                # Sandboxes may not have packet filters. Then some connections may be reset.
+                # Sandboxes may lack packet filters. Some connections may then be reset.
                 with contextlib.suppress(OSError):
                     sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
 
@@ -131,7 +131,7 @@ def _bind_all(found: list[tuple[Any, Any, int, str, Any]], reuse_port: bool) -> 
 
 
 def explain(error: OSError) -> str:
-    """Return what is wrong where a socket can't listen."""
+    """Return why a socket can't listen."""
     return f"{error}{_hint(error)}"
 
 

@@ -78,7 +78,7 @@ class Names:
 
 @dataclasses.dataclass(frozen=True)
 class Type:
-    """The values of these types, of which those of lists are `of`; `name` says so."""
+    """The values of these types; the items of lists have the type `of`. `name` describes them to users."""
 
     types: tuple[type, ...]
     name: str
@@ -158,7 +158,7 @@ def default_of(field: dataclasses.Field[Any]) -> tuple[Any, bool]:
 
 
 def allowed_of(field: dataclasses.Field[Any], row: Option) -> Numbers | Seconds | Names | Type:
-    """Return the values that an option may have in a file, where each has a type."""
+    """Return the values that an option may have in a file, where values have types."""
     if row.values is not None:
         return row.values
     if row.kind in ("switch", "flag", "truth"):

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class Pages:
     """An ASGI application of the server's own.
 
-    The native server passes requests to it by their paths, whatever the interface of the user's application is, so that other
-    requests cost nothing. All paths are below `root_path`.
+    The native server passes requests to it by their paths, whatever the interface of the user's application is, so that
+    other requests have no extra cost. All paths are under `root_path`.
     """
 
     def __init__(self, root_path: str) -> None:
@@ -44,7 +44,7 @@ class Pages:
             self.unlogged.append(path)
 
     def add_folder(self, prefix: str, handler: _FolderHandler) -> None:
-        """Answer for a path, and for all below it. The handler also gets the rest of the path as the client wrote it."""
+        """Answer for a path, and for all under it. The handler also gets the rest of the path as the client wrote it."""
         self._folders[prefix] = handler
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -62,7 +62,7 @@ class Pages:
 
 
 async def send_text(send: Send, status: int, text: str, *headers: tuple[bytes, bytes]) -> None:
-    """Answer with a line of text. The server drops it where the request was HEAD."""
+    """Answer with a line of text. The server drops the text if the request is HEAD."""
     body = text.encode()
     fields = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"%d" % len(body)), *headers]
     await send({"type": "http.response.start", "status": status, "headers": fields})
@@ -70,7 +70,7 @@ async def send_text(send: Send, status: int, text: str, *headers: tuple[bytes, b
 
 
 def health(is_draining: Callable[[], Any]) -> _Handler:
-    """Return the page for load balancers: 200, or 503 from when the server was told to end."""
+    """Return the page for load balancers: 200, or 503 once the server has been told to shut down."""
 
     async def answer(_: Scope, send: Send) -> None:
         status, text = (503, "draining") if is_draining() else (200, "ok")

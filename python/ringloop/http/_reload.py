@@ -64,8 +64,8 @@ def _directories(pattern: str, where: pathlib.Path) -> set[pathlib.Path]:
 class Reloader(Parent):
     """Keeps one worker; when files change it is ended, and another one started.
 
-    A worker that ends by itself, because of a mistake in the application, say, gets no successor before a file changes. Until
-    then requests get 503, with the reason.
+    A worker that ends by itself, for example because of a mistake in the application, gets no successor before a file
+    changes. Until then requests get 503, with the reason.
     """
 
     kind = "reloader"
@@ -108,7 +108,7 @@ class Reloader(Parent):
             self._watch_ends.set()
 
     async def _stand_in_for(self, worker: Worker) -> None:
-        """Say to clients why the worker has ended, until files change."""
+        """Tell clients why the worker has ended, until files change."""
         logger.error("Child process [%d] is gone. Requests get 503 until files change: %s", worker.pid, worker.reason)
         async with answering(self.config, self.listeners.sockets, worker.reason):
             self.announce()

@@ -36,7 +36,7 @@ def run(app: Any, *, app_dir: str | os.PathLike[str] | None = None, **options: A
             if config.use_subprocess:
                 (Reloader(config) if config.should_reload else Supervisor(config)).run()
                 return
-            # An application may take long to start: a port that is taken is found before that.
+            # An application may take a long time to start, so notice first if the port is already in use.
             listeners = stack.enter_context(contextlib.closing(config.bind()))
             # Outside of the loop, so that the application may run one while it is imported.
             config.load_app()

@@ -182,7 +182,7 @@ class Server:
         await self._exit_asked.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End connections, requests and the application, in this order. Do nothing if `serve` has done so and ended."""
+        """End connections, requests and the application, in this order. Do nothing if `serve` has done so already."""
         if self._loop is None:
             return
         logger.info("Shutting down")
@@ -249,7 +249,7 @@ class Server:
                 loop.call_soon_threadsafe(event.set)
 
     def _watch(self) -> None:
-        """Begin to log what holds the loop. An application may take its time to start."""
+        """Begin to log what holds the loop. Before this, the application may take its time to start."""
         threshold_ms = self.config.watchdog
         if threshold_ms is None:
             return

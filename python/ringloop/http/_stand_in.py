@@ -1,4 +1,4 @@
-"""Answers in place of an application that does not run, so that its author sees why."""
+"""Answers in place of an application that is not running, so that its author sees why."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _StandIn:
     def __init__(self, config: Config, reason: str) -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, EventLoop)
-        # Workers get the other one, and contexts can't be passed on.
+        # A copy, because workers get the original, and a TLS context can't be passed to them.
         self._config = copy.copy(config)
         self._body = f"The application does not run:\n\n{reason}\n".encode(errors="replace")
         self._servers: list[asyncio.Server] = []
@@ -53,7 +53,7 @@ class _StandIn:
         try:
             self._config.load_tls()
         except StartupError:
-            return  # It is the reason.
+            return  # The worker has failed for the same reason.
         for sock in sockets:
             server = await asyncio.get_running_loop().create_server(
                 self._service.protocol, sock=sock.dup(), **listening_options(self._config)

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
     from ._applications import Scope, Send
 
-# Files with these endings hold the content of the one without, in this coding. The first is preferred.
+# A file with one of these endings has the content of the file without it, in this coding. The first is preferred.
 _CODINGS = {"br": b".br", "zstd": b".zst", "gzip": b".gz"}
 
-# What is said to a client about a name that leads to no file, whatever the reason.
+# Errors for which a client gets 404, whatever the reason.
 _NOT_FOUND = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP, errno.EXDEV, errno.ENAMETOOLONG)
 
-# How often a file is looked for again that others rename at the same time.
+# How many times to look for a file that others rename at the same time.
 _TRIES = 10
 
 _INDEX = b"index.html"
@@ -83,15 +83,15 @@ class _Found(NamedTuple):
     coding: str
     """The Content-Encoding, or nothing."""
     varies: bool
-    """Other clients may get another file."""
+    """Whether other clients may get another file."""
 
 
 class Folder:
     """Answers requests for the files below a folder.
 
-    Each name is looked up by openat2(2), which doesn't leave the folder whatever is renamed meanwhile: on the loop's thread if
-    the kernel has all of it in memory, or else in a thread. The folder itself is opened anew each time, so that a new one may
-    take its place.
+    Each name is looked up by openat2(2), which doesn't leave the folder, even if something is renamed meanwhile: on the
+    loop's thread if the kernel has the whole path in memory, or else in another thread. The folder itself is opened anew
+    each time, so it may be replaced by a new one.
     """
 
     def __init__(self, prefix: str, folder: str | os.PathLike[str]) -> None:
@@ -105,7 +105,7 @@ class Folder:
         except OSError as error:
             reason = error.strerror
             if error.errno in (errno.ENOSYS, errno.EPERM):
-                reason = f"openat2(2) is needed, which came with Linux 5.6, and seccomp filters may refuse: {reason}"
+                reason = f"openat2(2) is needed, which came with Linux 5.6, and seccomp filters may refuse it: {reason}"
             raise StartupError(f"The directory {folder!r} of --static can't be used: {reason}") from error
 
     async def __call__(self, scope: Scope, send: Send, raw_path: bytes) -> None:
@@ -135,7 +135,7 @@ class Folder:
             await send_text(send, 404, "Not Found")
 
     async def _answer(self, scope: Scope, send: Send, name: bytes) -> bool:
-        """Answer with a file; return False if it has changed before anything was sent. Raise OSError if there is none."""
+        """Answer with a file; return False if it changed before anything was sent. Raise OSError if there is none."""
         headers = _Headers(scope["headers"])
         found = await self._find(name, headers)
         file = OpenFile(found.number, is_guarded=True)
@@ -183,7 +183,10 @@ class Folder:
 def _choose(
     method: str, headers: _Headers, file: OpenFile, found: _Found, name: bytes
 ) -> tuple[int, list[tuple[bytes, bytes]], str | None]:
-    """Return the status and the fields of a response, and its text, unless it is the part of the file that this leaves of it."""
+    """Return the status and the fields of a response, and its text.
+
+    The text is None if the response has no body, or if its body is the file, which is then cut to the part to send.
+    """
     version = _Version(file, found.coding)
     fields = [(b"etag", version.tag), (b"last-modified", version.date), (b"accept-ranges", b"bytes")]
     if found.varies:
@@ -249,7 +252,7 @@ def _find(folder: bytes, name: bytes, codings: list[str], is_cached: bool) -> _F
 
 
 def _find_patiently(folder: bytes, name: bytes, codings: list[str]) -> _Found:
-    """As `_find`, in a thread."""
+    """Do what `_find` does, but in a thread."""
     for _ in range(_TRIES):
         try:
             return _find(folder, name, codings, False)
@@ -277,17 +280,17 @@ def accepted(text: str) -> list[str]:
     others = weights.get("*", 0.0)
     identity = weights.get("identity", 0.0)
     known = {coding: weights.get(coding, others) for coding in _CODINGS}
-    # Sorting is stable: of those that the client likes as much, the first of ours.
+    # Sorting is stable: codings that the client likes equally stay in our order.
     chosen = [coding for coding, weight in known.items() if weight > 0 and weight >= identity]
     return sorted(chosen, key=lambda coding: -known[coding])
 
 
 def cut(text: str, size: int) -> tuple[int, int] | tuple[()] | None:
-    """Return the first and the last place of a Range; () if there is none in the file; None to send all of it.
+    """Return the first and the last position of a Range; () if it is outside the file; None to send the whole file.
 
-    As RFC 9110, section 14.2 allows, all is sent where a client asks for several ranges.
+    As RFC 9110, section 14.2 allows, the whole file is sent if a client asks for several ranges.
     """
-    # Python's `int` takes no more digits than about these.
+    # Python's `int` takes about this many digits at most.
     match = re.fullmatch(r"bytes=[ \t]*(\d{0,4000})-(\d{0,4000})[ \t]*", text, re.ASCII | re.IGNORECASE)
     if match is None or match[1] == match[2] == "":
         return None
@@ -342,7 +345,7 @@ class _Version:
         return None
 
     def may_be_cut(self, headers: _Headers) -> bool:
-        """Return whether a Range counts: the client may have a part of an earlier content."""
+        """Return whether a Range counts. It doesn't if the client has a part of an earlier version, as If-Range tells."""
         text = headers.joined(b"if-range").strip()
         if not text or text.startswith(('"', "W/")):
             return not text or text == self.tag.decode()

@@ -67,7 +67,7 @@ FIELDS = (
     *("client", "client_port", "method", "path", "query", "status", "http_version"),
     *("duration", "bytes", "request_id", "traceparent"),
 )
-"""The names of all that a line of JSON, and a record, says about a request."""
+"""The names of the fields that a line of JSON, and a record, have about a request."""
 
 _ACCESS_FORMAT = '%s - "%s %s HTTP/%s" %d'
 
@@ -159,7 +159,7 @@ class AccessFormatter(ColourizedFormatter):
 
 
 class JsonAccessFormatter(logging.Formatter):
-    """Formats records of the access log as JSON, one object in a line. What a record doesn't have is null."""
+    """Formats records of the access log as JSON, one object per line. Fields that a record doesn't have are null."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return a line of ASCII."""
@@ -202,7 +202,7 @@ def configure(
 ) -> None:
     """Set up logging: a configuration as a dict, as the path of a .json, .yaml or .ini file, or in ini format.
 
-    With the format "json" our own configuration writes the access log as JSON; another one says itself how its records look.
+    With the format "json" our own configuration writes the access log as JSON; others decide how their records look.
     `level` applies to the loggers "uvicorn.error", "uvicorn.access" and "uvicorn.asgi". Without `access_log` the access
     log has no handlers. Raise ValueError for an unknown level, StartupError if a file can't be used, and for other
     configurations what `logging.config` raises.
