@@ -311,10 +311,14 @@ def file_of_wrapper(wrapper: FileWrapper, left: int | None) -> OpenFile | bytes 
     has a descriptor of its own.
     """
     file: Any = wrapper.filelike
-    file = getattr(file, "file", file)  # that of tempfile
+    # Others with such an attribute may read it in a way of their own.
+    tempfile: Any = sys.modules.get("tempfile")
+    if tempfile is not None and type(file) is tempfile._TemporaryFileWrapper:
+        file = file.file
     if type(file) not in _PLAIN_FILES or type(getattr(file, "raw", file)) is not io.FileIO:
         return None
     try:
+        file.flush()
         number, offset = file.fileno(), file.tell()
         status = os.fstat(number)
         if not stat.S_ISREG(status.st_mode) or not file.readable() or offset > status.st_size or not status.st_size:

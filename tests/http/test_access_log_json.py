@@ -7,6 +7,7 @@ import logging
 import pytest
 
 import http2
+import support
 from ringloop.http import Config
 from ringloop.http import logging as http_logging
 from serve_process import serving
@@ -14,6 +15,7 @@ from serving import Client, Server, answer, run
 from test_http1 import GET
 from test_logging import app, loggers_as_before
 from test_pathsend import LARGE, make, serving_file
+from wsgi_support import serve
 
 __all__ = ["loggers_as_before"]
 
@@ -221,3 +223,21 @@ def test_served(arm, workers):
         assert line["traceparent"] == "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
         # The server's own messages stay as they are.
         assert "Application startup complete." in program.output
+
+
+def test_a_wsgi_response_that_breaks(arm, loop, records):
+    def application(environ, start_response):
+        start_response("200 OK", [])
+        yield b"123"
+        raise ValueError
+
+    async def test():
+        server = serve(arm, application)
+        server.__class__ = logging_server()
+        async with server:
+            await server.ask(GET)
+            await support.until(lambda: server.service.active == 0)
+
+    run(loop, test())
+    (record,) = records
+    assert fields_of(record)["status"] == 200

@@ -1,6 +1,7 @@
 """WebSockets on streams of HTTP/2 (RFC 8441): the tests of those on HTTP/1.1, and what is different."""
 
 import asyncio
+import re
 
 import pytest
 
@@ -10,6 +11,7 @@ import test_websocket
 import test_websocket_service
 from http2_websocket import Http2WebSocketServer
 from serving import run
+from test_health import pages_of
 from test_websocket import logged  # noqa: F401
 from websocket_client import FIN, PING, PONG, TEXT, application, closing, echo, masked
 
@@ -132,7 +134,26 @@ def test_bad_handshakes_on_a_stream(arm, loop, errors, fields, options, status):
             assert (socket.found.status, versions) == (status, ["13"] if status == 426 else [])
 
     run(loop, test())
-    assert errors() == ["Invalid HTTP request received."]
+    (message,) = errors()
+    assert re.fullmatch(rf"Invalid HTTP request received\. Client 127\.0\.0\.1:\d+ gets {status}: .+", message)
+
+
+def test_the_servers_own_pages_are_for_http_only(arm, loop):
+    seen = []
+
+    async def instance(scope, receive, send):
+        seen.append(scope["type"])
+        await send({"type": "websocket.close"})
+
+    async def test():
+        pages = pages_of()
+        async with Http2WebSocketServer(arm, instance, pages=pages) as server, server.connection() as client:
+            socket = await client.open("/health")
+            await client.until(lambda: socket.found.is_over)
+            assert socket.found.status == 403
+
+    run(loop, test())
+    assert seen == ["websocket"]
 
 
 def test_a_denial_must_not_look_like_an_acceptance(arm, loop, errors):

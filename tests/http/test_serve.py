@@ -319,6 +319,15 @@ def test_a_socket_that_another_server_has_put_there_stays(arm, tmp_path):
             assert new.get("/pid")[2] == str(new.process.pid).encode()
 
 
+def test_a_server_that_fails_leaves_the_socket_of_another_alone(arm, tmp_path):
+    path = tmp_path / "socket"
+    (tmp_path / "wrong.py").write_text("raise ValueError\n")
+    with serving(arm, "applications:app", "--uds", str(path)) as first:
+        first.get("/pid")
+        assert fails(arm, "wrong:app", "--app-dir", str(tmp_path), "--uds", str(path))[0] == 1
+        assert first.get("/pid")[0] == 200
+
+
 def test_a_descriptor(arm):
     with socket.create_server((support.HOST, 0)) as listener:
         descriptor = listener.fileno()

@@ -1541,7 +1541,8 @@ def test_refused_clients_cannot_fill_the_log(arm, loop, caplog):
         service = make_service(asyncio.get_running_loop(), None)
         began = time.monotonic()
         count, found = 0, None
-        while found is None:
+        # A machine that is slow enough may log all of them.
+        while found is None and time.monotonic() - began < 10:
             connection = service.protocol()
             connection.connection_made(Transport())
             connection.data_received(b"nonsense\r\n\r\n")
@@ -1549,7 +1550,7 @@ def test_refused_clients_cannot_fill_the_log(arm, loop, caplog):
             count += 1
             found = MORE.search(caplog.records[-1].getMessage())
         assert len(caplog.records) <= 100 * (int(time.monotonic() - began) + 2)
-        assert len(caplog.records) + int(found[1]) == count
+        assert len(caplog.records) + int(found[1] if found else 0) == count
 
     loop.run_until_complete(test())
 

@@ -7,6 +7,7 @@ import gzip
 import os
 import pathlib
 import socket
+import time
 import urllib.parse
 
 import hypothesis
@@ -165,6 +166,18 @@ def test_a_part_of_nothing(arm, loop, folder):
     make(folder / "a", b"")
     for header in ("bytes=0-", "bytes=-1", "bytes=-0"):
         assert asked(arm, loop, folder, "/files/a", f"range: {header}")[0] == 416
+
+
+def test_dates_without_a_time_zone_are_utc(monkeypatch):
+    """RFC 9110, section 5.6.7: the form of C's asctime."""
+    monkeypatch.setenv("TZ", "EST5")
+    time.tzset()
+    try:
+        assert _static._seconds("Sun Nov  6 08:49:37 1994") == 784111777
+        assert _static._seconds("Sun, 06 Nov 1994 08:49:37 GMT") == 784111777
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_conditions(arm, loop, folder):

@@ -5,6 +5,8 @@ import contextlib
 import contextvars
 import gc
 import os
+import sys
+import tempfile
 import threading
 import weakref
 
@@ -114,6 +116,49 @@ def test_reading_much(arm, loop, size):
 
     run(loop, test())
     assert found == [data, b"x"]
+
+
+def test_what_was_read_is_not_kept(arm, loop):
+    """The pieces that a view reads don't end where those end that the client sends."""
+    sizes = []
+
+    def application(environ, start_response):
+        stream = environ["wsgi.input"]
+        while stream.read(9_999):
+            sizes.append(sys.getsizeof(stream))
+        start_response("200 OK", [])
+        return [b""]
+
+    async def test():
+        async with serve(arm, application) as server, server.client() as client:
+            client.write(post(bytes(LARGE)))
+            await client.response()
+
+    run(loop, test())
+    assert max(sizes) < LARGE / 2
+
+
+def test_two_threads_read_one_body(arm, loop):
+    """That is the application's mistake, but the second one doesn't wait for ever."""
+    found = []
+
+    def application(environ, start_response):
+        stream = environ["wsgi.input"]
+        readers = [support.BackgroundThread(lambda: b"".join(iter(lambda: stream.read(10), b""))) for _ in range(2)]
+        found.append(sum(len(reader.result()) for reader in readers))
+        start_response("200 OK", [])
+        return [b""]
+
+    async def test():
+        async with serve(arm, application) as server, server.client() as client:
+            request = post(bytes(1000))
+            client.write(request[:-500])
+            await asyncio.sleep(0)
+            client.write(request[-500:])
+            await client.response()
+
+    run(loop, test())
+    assert found == [1000]
 
 
 def test_reading_much_on_http2(arm, loop):
@@ -425,6 +470,34 @@ def test_a_full_queue(arm, loop, errors):
     assert errors() == ["Exceeded the limit of requests that wait for a thread (--wsgi-queue)."]
 
 
+def test_a_request_whose_client_has_left_is_not_answered(arm, loop):
+    seen, begun, may_end = [], threading.Event(), threading.Event()
+
+    def application(environ, start_response):
+        seen.append(environ["PATH_INFO"])
+        begun.set()
+        wait(may_end)
+        start_response("200 OK", [])
+        return [b""]
+
+    async def test():
+        async with serve(arm, application, wsgi_threads=1) as server, server.client() as first:
+            first.write(GET)
+            await until(loop, begun)
+            async with server.client() as second:
+                second.write(GET.replace(b"/", b"/second", 1))
+                await support.until(lambda: server.service.active == 2)
+                second.reset()
+            await support.until(lambda: server.service.connections == 1)
+            may_end.set()
+            await first.response()
+            await support.until(lambda: server.service.active == 0)
+
+    with releasing(may_end):
+        run(loop, test())
+    assert seen == ["/"]
+
+
 def test_a_view_runs_in_one_thread_and_one_context(arm, loop):
     local, variable = threading.local(), contextvars.ContextVar("variable", default=None)
     found = []
@@ -527,10 +600,10 @@ def test_nothing_is_left(arm, loop):
         del application, server
         return reference
 
+    before = set(threading.enumerate())
     reference = run(loop, test())
-    for thread in threading.enumerate():
-        if thread.name.startswith("ringloop-wsgi"):
-            thread.join(support.PATIENCE_S)
+    for thread in set(threading.enumerate()) - before:
+        thread.join(support.PATIENCE_S)
     loop.run_until_complete(asyncio.sleep(0))
     gc.collect()
     assert reference() is None
@@ -601,6 +674,61 @@ def test_what_is_no_plain_file(arm, loop, tmp_path):
         return environ["wsgi.file_wrapper"](Source())
 
     assert answer_of(arm, loop, application).endswith(b"\r\n\r\nonetwo")
+
+
+def test_a_file_inside_of_another_object(arm, loop, tmp_path):
+    """Such as one that decrypts: what its own `read` returns is sent."""
+    (tmp_path / "file").write_bytes(b"x" * LARGE)
+
+    class Decrypting:
+        def __init__(self, file):
+            self.file = file
+            self.close = file.close
+
+        def read(self, size):
+            return self.file.read(size).replace(b"x", b"y")
+
+    def application(environ, start_response):
+        start_response("200 OK", [])
+        return environ["wsgi.file_wrapper"](Decrypting((tmp_path / "file").open("rb")))
+
+    answer = answer_of(arm, loop, application)
+    assert b"x" not in answer.partition(b"\r\n\r\n")[2]
+    assert answer.count(b"y") >= LARGE
+
+
+def test_temporary_files(arm, loop):
+    content = os.urandom(LARGE)
+
+    def application(environ, start_response):
+        start_response("200 OK", [])
+        file = tempfile.NamedTemporaryFile()  # noqa: SIM115
+        file.write(content)
+        file.seek(0)
+        return environ["wsgi.file_wrapper"](file)
+
+    assert answer_of(arm, loop, application).partition(b"\r\n\r\n")[2] == content
+
+
+def test_a_file_whose_head_fails(arm, loop, tmp_path, errors):
+    """A 2xx response to CONNECT has no body. The request ends, and the client gets an answer."""
+    (tmp_path / "file").write_bytes(b"x" * LARGE)
+    opened = []
+
+    def application(environ, start_response):
+        start_response("200 OK", [])
+        opened.append((tmp_path / "file").open("rb"))
+        return environ["wsgi.file_wrapper"](opened[-1])
+
+    async def test():
+        async with serve(arm, application) as server:
+            answer = await server.ask(b"CONNECT a:80 HTTP/1.1\r\nHost: a:80\r\n\r\n")
+            assert answer.startswith(b"HTTP/1.1 500 ")
+            await support.until(lambda: server.service.active == 0)
+
+    run(loop, test())
+    assert len(errors()) == 1
+    assert opened[0].closed
 
 
 def test_head_of_a_file(arm, loop, tmp_path):

@@ -112,11 +112,7 @@ impl Watchdog {
     /// Ends `_wait`, and lets the loop have another watchdog.
     #[pyo3(name = "_stop")]
     fn stop(&self, py: Python<'_>) {
-        let event_loop = self.event_loop.replace(py, None);
-        if let Some(event_loop) = &event_loop {
-            event_loop.get().is_watched.store(false, Relaxed);
-        }
-        drop(event_loop);
+        self.let_go(py);
         *self.stopped.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.changed.notify_all();
     }
@@ -129,11 +125,20 @@ impl Watchdog {
     }
 
     fn __clear__(&self, py: Python<'_>) {
-        self.stop(py);
+        // Without the lock: after a fork, a thread that is gone may hold it. Nobody waits any more.
+        self.let_go(py);
     }
 }
 
 impl Watchdog {
+    /// Lets the loop have another watchdog.
+    fn let_go(&self, py: Python<'_>) {
+        let event_loop = self.event_loop.replace(py, None);
+        if let Some(event_loop) = &event_loop {
+            event_loop.get().is_watched.store(false, Relaxed);
+        }
+    }
+
     /// Looks at the loop until a callback is to be reported: when it was first seen. None when nothing will come any more.
     fn look(&self, event_loop: &Loop, state: &mut State) -> Option<u64> {
         let mut last = None;

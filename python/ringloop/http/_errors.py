@@ -10,9 +10,10 @@ class StartupError(Exception):
 
 
 def summarize(error: BaseException) -> str:
-    """Return an error in one line: the last line of its traceback, with the place of a syntax error."""
+    """Return an error in one line: the message of its traceback, with the place of a syntax error."""
     if isinstance(error, StartupError):
         return str(error)
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {error}"
-    return traceback.format_exception_only(error)[-1].strip()
+    # Notes follow the message.
+    return traceback.format_exception_only(error)[0].strip()

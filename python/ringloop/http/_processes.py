@@ -284,7 +284,7 @@ class _ChildServer(Server):
             await super().startup(sockets)
         except BaseException as error:
             reason = None if self._lifespan is None else self._lifespan.reason
-            self._tell_parent(_FAILED, (reason or summarize(error)).encode(errors="replace"))
+            self._tell_parent(_FAILED, str(reason or summarize(error)).encode(errors="replace"))
             raise
         if self.started:
             self._tell_parent(_STARTED)

@@ -37,7 +37,8 @@ def run(app: Any, *, app_dir: str | os.PathLike[str] | None = None, **options: A
                 (Reloader(config) if config.should_reload else Supervisor(config)).run()
                 return
             # An application may take a long time to start, so notice first if the port is already in use.
-            listeners = stack.enter_context(contextlib.closing(config.bind()))
+            # Not with a Unix socket: binding would take the path from a server that listens there.
+            listeners = None if config.uds is not None else stack.enter_context(contextlib.closing(config.bind()))
             # Outside of the loop, so that the application may run one while it is imported.
             config.load_app()
             server = Server(config, listeners)

@@ -144,7 +144,7 @@ class Server:
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Open the sockets, load and start the application, then listen. Raise StartupError if one of these fails."""
         config = self.config
-        if sockets is None and self._listeners is None:
+        if sockets is None and self._listeners is None and config.uds is None:
             self._listeners = config.bind()
         try:
             await self._start(sockets)
@@ -263,7 +263,8 @@ class Server:
         config, loop = self.config, asyncio.get_running_loop()
         self.service = service = self._make_service()
         if sockets is None:
-            assert self._listeners is not None
+            if self._listeners is None:
+                self._listeners = config.bind()
             sockets = self._listeners.sockets
         try:
             for sock in sockets:

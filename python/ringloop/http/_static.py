@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import email.utils
 import errno
 import mimetypes
@@ -30,6 +31,9 @@ _NOT_FOUND = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP, errno.EXDE
 
 # How many times to look for a file that others rename at the same time.
 _TRIES = 10
+
+# The most characters of a field that are looked at. Clients send far fewer.
+_TEXT_MAX = 1000
 
 _INDEX = b"index.html"
 
@@ -270,7 +274,7 @@ def _close_found(looking: asyncio.Future[_Found]) -> None:
 def accepted(text: str) -> list[str]:
     """Return the codings that an Accept-Encoding allows, the best first."""
     weights: dict[str, float] = {}
-    for item in text.lower().split(","):
+    for item in text[:_TEXT_MAX].lower().split(","):
         name, *parameters = (part.strip() for part in item.split(";"))
         weight = 1.0
         for parameter in parameters:
@@ -352,14 +356,18 @@ class _Version:
         return text == self.date.decode()
 
     def _is_among(self, text: str, *, weakly: bool) -> bool:
-        tags = re.findall(r'(?:W/)?"[^"]*"', text)
+        tags = re.findall(r'(?:W/)?"[^"]*"', text[:_TEXT_MAX])
         tag = self.tag.decode()
         return text.strip() == "*" or any(each == tag or (weakly and each == f"W/{tag}") for each in tags)
 
 
 def _seconds(text: str) -> int | None:
     """Return the time of an HTTP date; None if it isn't one."""
+    if not text:
+        return None
     try:
-        return int(email.utils.parsedate_to_datetime(text).timestamp()) if text else None
+        date = email.utils.parsedate_to_datetime(text)
+        # The oldest form of dates (RFC 9110, section 5.6.7) has no time zone: it is UTC.
+        return int((date if date.tzinfo else date.replace(tzinfo=datetime.UTC)).timestamp())
     except (ValueError, TypeError, IndexError, OverflowError):
         return None

@@ -86,13 +86,8 @@ impl Remaining {
             Some((token, Owner::Operation(_))) if table.opens_again(token, result) => {
                 self.at_once().operations.push(token);
             }
-            // This is how the kernel ends one that waits in a worker thread.
-            Some((token, Owner::Operation(_)))
-                if result == -libc::EINTR && table.is_cancelled(token) =>
-            {
-                table.report_completion(token, -libc::ECANCELED, false, events);
-            }
             Some((token, Owner::Operation(_))) => {
+                let result = end_of(table, token, result);
                 table.report_completion(token, result, more, events);
             }
         }
@@ -163,6 +158,15 @@ impl Remaining {
     }
 }
 
+/// The result to report: the kernel ends an operation that is cancelled while it waits in a worker thread as if by a signal.
+fn end_of(table: &mut Table, token: Token, result: i32) -> i32 {
+    if result == -libc::EINTR && table.is_cancelled(token) {
+        -libc::ECANCELED
+    } else {
+        result
+    }
+}
+
 /// Handles a completion of a zero-copy send. It is either the result, after which a notification follows if `more`, or
 /// that notification, after which the kernel has released the memory. Returns whether to queue the request again.
 fn end_zero_copy(
@@ -206,6 +210,7 @@ fn end_zero_copy(
         parked.get_mut().copies = true;
         return true;
     }
+    let last = end_of(table, token, last);
     table.report_completion(token, last, false, events);
     false
 }

@@ -40,6 +40,9 @@ const REQUESTS_AFTER_GOAWAY: u64 = 1_000;
 /// The amount of unprocessed input from which on no more should be received, in bytes.
 const INPUT: usize = 64 << 10;
 
+/// The most characters of an error's text. A client may put data of its own into it.
+const ERROR_CHARS: usize = 200;
+
 /// An HTTP/2 connection, without its socket.
 ///
 /// Times are in milliseconds, of any monotonic clock.
@@ -244,7 +247,7 @@ impl Connection {
                     }
                     self.state = State::Open(connection);
                 }
-                Poll::Ready(Err(error)) => return self.end(End::Error(error.to_string())),
+                Poll::Ready(Err(error)) => return self.end(End::Error(shorten(&error))),
             }
         }
         loop {
@@ -263,7 +266,7 @@ impl Connection {
                 }
                 Poll::Ready(_) if self.is_flooded => return self.end(End::Flood),
                 Poll::Ready(None) => return self.end(End::Orderly),
-                Poll::Ready(Some(Err(error))) => return self.end(End::Error(error.to_string())),
+                Poll::Ready(Some(Err(error))) => return self.end(End::Error(shorten(&error))),
             }
         }
     }
@@ -603,4 +606,9 @@ impl Connection {
             self.settle(number, Err(Reason::CANCEL));
         }
     }
+}
+
+/// The beginning of an error's text.
+fn shorten(error: &h2::Error) -> String {
+    error.to_string().chars().take(ERROR_CHARS).collect()
 }

@@ -205,8 +205,11 @@ fn start_response<'py>(
         None => None,
     };
     exchange.begin_head(connection, status, fields.as_ref(), &service)?;
-    let has_trailers = message::optional_item(message, intern!(py, "trailers"))?;
-    let has_trailers = has_trailers.map_or(Ok(false), |it| it.is_truthy())?;
+    // Most messages have a type, a status and headers only.
+    let is_plain = fields.is_some() && message.cast_exact::<PyDict>().is_ok_and(|it| it.len() == 3);
+    let has_trailers = !is_plain
+        && message::optional_item(message, intern!(py, "trailers"))?
+            .map_or(Ok(false), |it| it.is_truthy())?;
     exchange.start(connection, status, has_trailers);
     exchange.log_start(&service, status)
 }

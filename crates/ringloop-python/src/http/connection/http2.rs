@@ -228,8 +228,9 @@ impl Connection {
                     Err(refusal) => {
                         let (status, text) = (refusal.status(), refusal.as_str());
                         let fields = refusal.fields();
+                        let warned =
+                            this.warn_of_invalid(service, &format!("gets {status}: {text}"));
                         let refused = Self::refuse_stream(slf, stream, None, status, text, fields);
-                        let warned = service.get().warn(py, "Invalid HTTP request received.");
                         return refused.and(warned);
                     }
                 }
@@ -254,7 +255,11 @@ impl Connection {
             method: head.known_method(),
             at_ns: clock::now_ns(),
         };
-        let dispatch = template.dispatch();
+        let mut dispatch = template.dispatch();
+        if is_websocket {
+            // The server itself answers no WebSockets.
+            dispatch.route = Route::Application;
+        }
         let exchange = Exchange::new(
             service,
             slf.as_any(),

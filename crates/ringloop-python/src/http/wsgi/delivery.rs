@@ -29,7 +29,9 @@ impl View {
         };
         let sent = Self::send_out(slf, &out, end).or_else(|error| {
             this.break_off(py);
-            Self::report(slf, error)
+            // The file, if there is one, keeps the request from ending. It may be closed already.
+            let dropped = Self::drop_file(slf, &out);
+            support::first_error(py, Self::report(slf, error), dropped)
         });
         let mut result = support::first_error(py, released, sent);
         let connection = exchange
@@ -91,8 +93,7 @@ impl View {
             for part in &out.parts {
                 Exchange::send_body(exchange, &connection, part.bind(py), false)?;
             }
-            let begun = Self::begin_file(slf, &service, file.bind(py));
-            return begun.or_else(|error| Self::drop_file(slf, out).and(Err(error)));
+            return Self::begin_file(slf, &service, file.bind(py));
         }
         let is_complete = end == End::Complete;
         let last = out.parts.len().saturating_sub(1);
@@ -145,6 +146,12 @@ impl View {
         if is_complete {
             return counted;
         }
+        let logged = if is_started {
+            exchange.log_end(py, service.get())
+        } else {
+            Ok(())
+        };
+        let counted = support::first_error(py, counted, logged);
         let scope = exchange.take_logged_scope(py);
         let ended = match exchange.connection(py) {
             None => Ok(()),

@@ -23,6 +23,20 @@ impl State {
         &self.data[self.at..]
     }
 
+    /// Adds what was received; false if there is no memory for it. What was read is dropped when it is more than what is
+    /// left, so that a byte is moved once at most.
+    fn add(&mut self, part: &[u8]) -> bool {
+        if self.at >= self.data.len() - self.at {
+            self.data.drain(..self.at);
+            self.at = 0;
+        }
+        let has_room = self.data.try_reserve(part.len()).is_ok();
+        if has_room {
+            self.data.extend_from_slice(part);
+        }
+        has_room
+    }
+
     fn advance(&mut self, count: usize) {
         self.at += count;
         if self.at == self.data.len() {
@@ -59,6 +73,10 @@ impl Input {
                 }
                 Body::Disconnected => return Err(disconnected(py)),
                 Body::Wait if view.get().state.get(py).is_gone => return Err(disconnected(py)),
+                // Another thread of the application has read the end.
+                Body::Wait if self.state.get(py).is_at_end => {
+                    return Ok((objects::bytes(py, b"")?, false));
+                }
                 Body::Wait => View::wait(view, Wait::Body)?,
             }
         }
@@ -70,19 +88,21 @@ impl Input {
             return Ok(false);
         }
         let (part, more) = self.receive(py)?;
+        self.keep(&part, more)?;
+        Ok(true)
+    }
+
+    /// Keeps a part of the body to be read.
+    fn keep(&self, part: &Bound<'_, PyBytes>, more: bool) -> PyResult<()> {
         let has_room = {
-            let mut state = self.state.get_mut(py);
-            let has_room = state.data.try_reserve(part.as_bytes().len()).is_ok();
-            if has_room {
-                state.data.extend_from_slice(part.as_bytes());
-                state.is_at_end = !more;
-            }
-            has_room
+            let mut state = self.state.get_mut(part.py());
+            state.is_at_end = !more;
+            state.add(part.as_bytes())
         };
         if has_room {
-            Ok(true)
+            Ok(())
         } else {
-            Err(objects::error::<PyMemoryError>(py, ""))
+            Err(objects::error::<PyMemoryError>(part.py(), ""))
         }
     }
 
@@ -109,6 +129,8 @@ impl Input {
             let count = {
                 let state = self.state.get(py);
                 let rest = state.rest();
+                // Another thread of the application may have read some of it.
+                searched = searched.min(rest.len());
                 let found = rest[searched..].iter().position(|&byte| byte == b'\n');
                 searched += found.map_or(rest.len() - searched, |at| at + 1);
                 (found.is_some() || searched >= size).then_some(searched.min(size))
@@ -145,9 +167,7 @@ impl Input {
                 self.state.get_mut(py).is_at_end = true;
                 return Ok(part);
             }
-            let mut state = self.state.get_mut(py);
-            state.data.extend_from_slice(part.as_bytes());
-            state.is_at_end = !more;
+            self.keep(&part, more)?;
         }
         loop {
             let is_enough = self.state.get(py).rest().len() >= size;
@@ -190,6 +210,11 @@ impl Input {
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyBytes>>> {
         let line = self.read_line(py, usize::MAX)?;
         Ok((!line.as_bytes().is_empty()).then_some(line))
+    }
+
+    /// The size in memory, with the bytes that were not read yet.
+    fn __sizeof__(&self, py: Python<'_>) -> usize {
+        size_of::<Self>() + self.state.get(py).data.capacity()
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {

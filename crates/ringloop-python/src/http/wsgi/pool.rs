@@ -39,6 +39,8 @@ struct State {
     /// Threads that have nothing to do; the last one has rested for the shortest time.
     idle: Vec<(Number, Arc<Parker>)>,
     threads: usize,
+    /// The most threads. Fewer than were asked for if the system refused one.
+    threads_max: usize,
     /// The number of threads that were made.
     made: Number,
     leader: Option<Number>,
@@ -59,7 +61,6 @@ struct State {
 
 #[pyclass(module = "ringloop._core", name = "_WsgiPool", frozen)]
 pub(super) struct Pool {
-    threads_max: usize,
     queue_max: usize,
     state: GilCell<State>,
 }
@@ -77,6 +78,7 @@ impl Pool {
             queue: VecDeque::new(),
             idle: Vec::new(),
             threads: 0,
+            threads_max,
             made: 0,
             leader: None,
             led_ns: 0,
@@ -88,7 +90,6 @@ impl Pool {
             is_posted: false,
         };
         let pool = Self {
-            threads_max,
             queue_max,
             state: GilCell::new(state),
         };
@@ -150,7 +151,7 @@ impl Pool {
                 parker.call();
                 return Ok(());
             }
-            if state.threads >= this.threads_max {
+            if state.threads >= state.threads_max {
                 return Ok(()); // Each takes something when it is done with its view.
             }
             state.threads += 1;
@@ -166,6 +167,10 @@ impl Pool {
                 let mut state = this.state.get_mut(py);
                 state.threads -= 1;
                 state.leader = None;
+                if state.threads > 0 {
+                    // There is no use in trying again for each request.
+                    state.threads_max = state.threads;
+                }
                 state.threads == 0
             };
             if !is_alone {
@@ -187,7 +192,7 @@ impl Pool {
         let this = slf.get();
         {
             let mut state = this.state.get_mut(py);
-            let may_call = !state.idle.is_empty() || state.threads < this.threads_max;
+            let may_call = !state.idle.is_empty() || state.threads < state.threads_max;
             if state.has_timer || state.queue.is_empty() || !may_call {
                 return Ok(());
             }

@@ -172,6 +172,9 @@ impl View {
         let Some(template) = environ else {
             return Ok(());
         };
+        if slf.as_super().get().connection(py).is_none() {
+            return Ok(()); // The client has left while the request waited, or the server has given up.
+        }
         let environ = template.bind(py).copy()?;
         environ.set_item(intern!(py, "wsgi.input"), Input::make(slf)?)?;
         let application = service.get().application(py, Route::Application)?;
