@@ -119,18 +119,17 @@ def check_out(repository: Path, side: str, name: str) -> Revision:
     return Revision(side, name, commit, worktree)
 
 
-def build(repository: Path, revision: Revision, command: str, tell: Tell) -> None:
+def build(revision: Revision, command: str, tell: Tell) -> None:
     """Build a revision in its worktree; raise GuardFailed."""
     tell(f"building {revision.name} ({revision.commit[:12]}): {command}")
     log = revision.worktree.parent / f"{revision.commit[:12]}.log"
-    # This process's environment refers to folders of this repository, not to those of the worktree.
+    # This process's environment refers to folders of this repository, not to those of the worktree. Above all, cargo must not compile
+    # both revisions into one folder: it compares only times, so it would take crates of one revision for those of the other.
     environment = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("RINGLAB_", "VIRTUAL_ENV", "MAKE", "PYTHONPATH"))
+        if not name.startswith(("RINGLAB_", "VIRTUAL_ENV", "MAKE", "PYTHONPATH", "CARGO_TARGET_DIR"))
     }
-    # Most dependencies are the same in both, so they are built once.
-    environment["CARGO_TARGET_DIR"] = str(repository / FOLDER / "cargo")
     environment[manifest.MARK] = manifest.RUN_MARK
     with log.open("w") as output:
         process = subprocess.Popen(
@@ -296,7 +295,7 @@ def run(
     ):
         with console.status("building") as status:
             for revision in {each.commit: each for each in revisions}.values():
-                build(root, revision, build_command, status.update)
+                build(revision, build_command, status.update)
         return race_revisions(console, root, revisions, plans, selectors, build_command, folder, placement, **options)
 
 

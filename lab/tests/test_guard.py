@@ -158,6 +158,17 @@ def test_both_revisions_run_their_own_code(repository: Repository, monkeypatch: 
         assert arm.child_environment()["PYTHONPATH"] == ""
 
 
+def test_revisions_are_not_compiled_into_one_folder(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+    """cargo would take crates of one revision for those of the other: it compares when files were changed, not what is in them."""
+    base, head = repository.commit(1.0), repository.commit(1.1)
+    monkeypatch.setenv("CARGO_TARGET_DIR", str(repository.root / "target" / "one-for-all"))
+    build = 'mkdir -p "${CARGO_TARGET_DIR:-target}" && git rev-parse HEAD >> "${CARGO_TARGET_DIR:-target}/compiled"'
+    for name in (base, head):
+        revision = guard.check_out(repository.root, "base", name)
+        guard.build(revision, build, str)
+        assert (revision.worktree / "target" / "compiled").read_text() == f"{name}\n"
+
+
 def test_trouble_of_the_machine_is_not_taken_for_slowness(
     repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
