@@ -107,13 +107,16 @@ def free_port(host: str = HOST) -> int:
 
 def marked(mark: str = RUN_MARK) -> Iterator[int]:
     """Yield the PIDs of the processes with a mark: those of this run, or of one Child in it."""
-    wanted = f"{MARK}={mark}".encode()
+    variable = f"\0{MARK}={mark}".encode()
+    wanted = (variable + b"\0", variable + b"/")
+    # All processes of the machine are looked at, several times for each sample.
     for pid in psutil.pids():
         try:
-            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
+                variables = b"\0" + file.read() + b"\0"
         except OSError:
             continue
-        if any(each == wanted or each.startswith(wanted + b"/") for each in variables):
+        if any(each in variables for each in wanted):
             yield pid
 
 
@@ -499,13 +502,16 @@ def socket_descriptors(pid: int) -> Iterator[tuple[int, str]]:
 
 def tcp_inodes(pid: int, port: int, peer_port: int | None) -> set[str]:
     """Return the inodes of sockets at a local port: those that listen, or the one that is connected with `peer_port`."""
-    found = set()
+    found, number = set(), f":{port:04X} "
     for table in ("tcp", "tcp6"):
         try:
             lines = Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]
         except OSError:
             continue
         for line in lines:
+            # The table has all sockets of the machine, tens of thousands after tests with many connections.
+            if number not in line:
+                continue
             fields = line.split()
             local, remote, state, inode = fields[1], fields[2], fields[3], fields[9]
             if int(local.rpartition(":")[2], 16) != port:
