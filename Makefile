@@ -29,8 +29,10 @@ SHELL := /bin/bash
 .PHONY: help build extension environment check check-all check-table test test-rust test-python test-interpreter test-applications test-long test-long-rust test-long-python lab test-modes test-loom test-minimal test-sanitizers miri fuzz conformance autobahn suites compatibility-page serve-options h2spec soak wheels foreign-pythons try-wheels test-package licences crates deny semver ringlab-packages try-ringlab reproducible release-check peers bench bench-loops bench-native docs lint lint-layers lint-wording lint-rust lint-python format clean prerequisites
 
 python := $(VENV)/bin/python
+# uv installs packages in a tenth of pip's time, and pip where uv can't: without a wheel of uv, or with an index that only pip knows.
 # Modules are compiled at their first import: many never are.
-pip_install := $(python) -m pip --quiet --disable-pip-version-check install --no-compile
+pip := $(python) -m pip --quiet --disable-pip-version-check install --no-compile
+install = install() { $(VENV)/bin/uv pip install --quiet --python $(python) "$$@" || $(pip) "$$@"; }; install
 # The version and the ABI of the environment's interpreter.
 minor_version = $(shell $(python) -c 'import sys; print("{}.{}".format(*sys.version_info))')
 soabi = $(shell $(python) -c 'import sysconfig; print(sysconfig.get_config_var("SOABI"))' 2>/dev/null)
@@ -68,8 +70,10 @@ few_examples = RINGLOOP_TEST_EXAMPLES=$${RINGLOOP_TEST_EXAMPLES:-0.1}
 any_interpreter = tests/tools $(addprefix tests/http/test_,$(addsuffix .py,config_file containers deployment http_metrics options proxies reload server_soak workers))
 # The lab is a project of its own, whose Makefile uses this environment here.
 lab = $(MAKE) --no-print-directory -C lab VENV=$(abspath $(VENV)) ARGS=
-# Its check keeps records, and shares compiled dependencies with this workspace.
-lab_check = $(rust_runner) RINGLOOP_RECORD=$(abspath target/records/lab-rust.jsonl) $(lab) CARGO_TARGET_DIR=$(abspath $(CARGO_TARGET_DIR)) \
+# Its check keeps records, and shares compiled dependencies with this workspace. What it measures are fakes, so its load generator is
+# compiled sooner, with little optimisation.
+lab_check = $(rust_runner) RINGLOOP_RECORD=$(abspath target/records/lab-rust.jsonl) \
+	CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 CARGO_PROFILE_RELEASE_OPT_LEVEL=1 $(lab) CARGO_TARGET_DIR=$(abspath $(CARGO_TARGET_DIR)) \
 	pytest='$(abspath $(python)) $(abspath tools/run_pytest.py) --record lab-$(minor_version)'
 # pytest under an interpreter with options. The worker processes get them by --tx.
 pytest_under = $(python) $(1) tools/run_pytest.py --record modes-$(minor_version) $(if $(filter-out 0,$(WORKERS)),--dist worksteal --tx '$(WORKERS)*popen//python=$(abspath $(python)) $(1)')
@@ -338,23 +342,23 @@ prerequisites:
 $(VENV)/.tools-installed: pyproject.toml | prerequisites
 	$(say) 'setting up $(VENV)'
 	@test -x $(python) || $(PYTHON) -m venv $(VENV)
-	@$(pip_install) --upgrade 'pip==26.3'
-	@$(pip_install) --group build --group test
+	@$(pip) 'uv==0.13.9' || $(pip) --upgrade 'pip==26.3'
+	@$(install) --group build --group test
 	@touch $@
 
 $(VENV)/.lint-installed: $(VENV)/.tools-installed
 	$(say) 'installing the linters'
-	@$(pip_install) --group lint
+	@$(install) --group lint
 	@touch $@
 
 $(VENV)/.docs-installed: pyproject.toml $(VENV)/.tools-installed
 	$(say) 'installing what builds the site'
-	@$(pip_install) --group docs
+	@$(install) --group docs
 	@touch $@
 
 $(VENV)/.wheels-installed: $(VENV)/.tools-installed
 	$(say) 'installing what builds and audits wheels'
-	@$(pip_install) --group wheels
+	@$(install) --group wheels
 	@touch $@
 
 # ringlab, for the pages of the site that show its results.
@@ -364,5 +368,5 @@ $(VENV)/.ringlab-installed: lab/pyproject.toml $(VENV)/.tools-installed
 
 $(VENV)/.applications-installed: $(VENV)/.tools-installed
 	$(say) 'installing the applications that the tests run'
-	@$(pip_install) --group applications
+	@$(install) --group applications
 	@touch $@
