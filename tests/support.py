@@ -203,7 +203,7 @@ def descriptors_left(count):
 def examples(count):
     """Return how many of its examples a test tries: `count` times RINGLOOP_TEST_EXAMPLES, which is 1 by default.
 
-    10 is a long search. `make test` tries a tenth, and the check a quarter on each interpreter but the main one. Mark such a test with
+    10 is a long search. `make test` tries a tenth, and so does the check on each interpreter but the main one. Mark such a test with
     `@pytest.mark.examples`, so that `make test-long` tries them all.
     """
     return max(min(count, 3), round(count * float(os.environ.get("RINGLOOP_TEST_EXAMPLES", "1"))))

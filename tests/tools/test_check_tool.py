@@ -52,6 +52,14 @@ def test_only_the_quick_check_tries_fewer_examples_and_never_on_the_main_interpr
     assert with_fewer(check.plan(ALL, "0" * 40)) == set()
 
 
+def test_what_the_quick_check_leaves_out_exists_and_is_in_the_whole_one():
+    for path in check.LEFT_OUT:
+        assert (check.REPOSITORY / path).exists(), path
+        for quick in (True, False):
+            steps = [step for step in check.plan(ALL, "0" * 40, quick=quick) if step.name.startswith("python 3.")]
+            assert {any(path in word for word in step.command) for step in steps} == {quick}, path
+
+
 @pytest.mark.parametrize("found", [ALL, pythons(12), pythons(15, 11), pythons(13, 14, 15)], ids=str)
 def test_no_step_waits_for_a_later_one_of_its_lane_or_for_itself(found):
     steps = check.plan(found, "0" * 40)
