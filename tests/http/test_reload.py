@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import ssl
+import time
 
 import pytest
 
@@ -57,7 +58,7 @@ def wait_for_answer(program, answer, count):
     """Wait for this many starts since the beginning, and for the answer of the last one."""
     program.wait_for("Application startup complete", count)
     while program.get_again("/")[2] != answer:
-        pass
+        time.sleep(0.02)
 
 
 @pytest.mark.ringloop_only
@@ -213,7 +214,7 @@ def test_a_mistake_is_what_requests_get(arm, source, mistake):
             if count == 1:
                 source.write(text + "#\n")
                 while program.get_again("/")[0] != 503:
-                    pass
+                    time.sleep(0.02)
         assert program.output.count("running on") == 1
         assert program.stop() == 0
 

@@ -1,6 +1,7 @@
 """The service around the requests: deadlines, ends, memory, other kinds of connections. uvicorn has none of this, or another way."""
 
 import asyncio
+import collections
 import contextlib
 import gc
 import inspect
@@ -1042,7 +1043,8 @@ def count_natives():
         _core.HttpSend,
         _core.HttpExchange,
     )
-    return {kind.__name__: sum(type(thing) is kind for thing in gc.get_objects()) for kind in classes}
+    counts = collections.Counter(map(type, gc.get_objects()))
+    return {kind.__name__: counts[kind] for kind in classes}
 
 
 @pytest.mark.exact
