@@ -113,6 +113,15 @@ pub(crate) struct Call<'a> {
     pub(crate) context: *mut ffi::PyObject,
 }
 
+impl Call<'_> {
+    /// Whether the callback runs in a copy of the current context.
+    #[inline]
+    fn copies_context(&self) -> bool {
+        // SAFETY: that only takes the address of a static.
+        self.context.is_null() || self.context == unsafe { ffi::Py_None() }
+    }
+}
+
 /// An owned reference to a handle. Dropping is explicit (`release`), because it may run arbitrary Python code and
 /// must not happen while the loop's state is borrowed.
 #[derive(Copy, Clone, PartialEq, Eq)]
@@ -120,6 +129,51 @@ pub(crate) struct HandleRef(NonNull<ffi::PyObject>);
 
 // SAFETY: a handle is only touched under the GIL.
 unsafe impl Send for HandleRef {}
+
+/// Writes the content of a new handle field by field: as a whole it would be copied from the stack, in larger parts than it
+/// was written there, for which the processor waits.
+///
+/// # Safety
+/// The GIL is held, every pointer in `call` is a live object, and `event_loop` is a live instance of `Loop`. `handle` has
+/// room for a `Handle`. Nobody else has the context if it is a copy.
+#[inline(always)]
+unsafe fn write(
+    handle: *mut Handle,
+    call: &Call<'_>,
+    event_loop: *mut ffi::PyObject,
+    context: Owned,
+    spill: Option<Owned>,
+    origin: Origin,
+) {
+    // SAFETY: the GIL is held, the pointers are live objects, and `handle` has room for all fields, which is the function's
+    // contract. The context is hidden only if nobody else has it.
+    unsafe {
+        if call.copies_context() {
+            hide(context.as_ptr());
+        }
+        (&raw mut (*handle).callback).write(Some(Owned::new(call.callback)));
+        (&raw mut (*handle).context).write(Some(context));
+        (&raw mut (*handle).event_loop).write(Owned::new(event_loop));
+        (&raw mut (*handle).cancelled).write(false);
+        (&raw mut (*handle).origin).write(origin);
+        (&raw mut (*handle).running).write(0);
+        (&raw mut (*handle).spilled).write(spill.is_some());
+        let arguments = (&raw mut (*handle).arguments).cast::<Option<Owned>>();
+        let count = if spill.is_some() {
+            arguments.write(spill);
+            1
+        } else {
+            for (at, &argument) in call.arguments.iter().enumerate() {
+                arguments.add(at).write(Some(Owned::new(argument)));
+            }
+            call.arguments.len()
+        };
+        for at in count..INLINE_ARGUMENTS {
+            arguments.add(at).write(None);
+        }
+        (&raw mut (*handle).argument_count).write(count as u8);
+    }
+}
 
 impl HandleRef {
     /// Makes a handle for `call` on `event_loop` (borrowed). Fails only when memory runs out.
@@ -132,11 +186,10 @@ impl HandleRef {
         event_loop: *mut ffi::PyObject,
         when: Option<Deadline>,
     ) -> Option<Self> {
-        // SAFETY: the GIL is held, and the pointers are live objects, which is the function's contract. The context is
-        // hidden only if it is a copy that nobody else has.
+        // SAFETY: the GIL is held, and the pointers are live objects, which is the function's contract. The fields of a
+        // timer are the handle and those that are written after it.
         unsafe {
-            let copies = call.context.is_null() || call.context == ffi::Py_None();
-            let context = if copies {
+            let context = if call.copies_context() {
                 Owned::from_owned(ffi::PyContext_CopyCurrent())?
             } else {
                 Owned::new(call.context)
@@ -148,42 +201,20 @@ impl HandleRef {
             } else {
                 None
             };
-            let make = || {
-                if copies {
-                    hide(context.as_ptr());
-                }
-                let mut arguments = [const { None }; INLINE_ARGUMENTS];
-                let spilled = spill.is_some();
-                let argument_count = if spilled {
-                    arguments[0] = spill;
-                    1
-                } else {
-                    for (place, &argument) in arguments.iter_mut().zip(call.arguments) {
-                        *place = Some(Owned::new(argument));
-                    }
-                    call.arguments.len() as u8
-                };
-                Handle {
-                    callback: Some(Owned::new(call.callback)),
-                    arguments,
-                    context: Some(context),
-                    event_loop: Owned::new(event_loop),
-                    argument_count,
-                    spilled,
-                    cancelled: false,
-                    origin: match when {
-                        Some(Deadline { integer: true, .. }) => Origin::IntegerDeadline,
-                        _ => Origin::Usual,
-                    },
-                    running: 0,
-                }
-            };
             let object = match when {
-                None => new_untracked(make)?,
-                Some(when) => new_untracked(|| TimerHandle {
-                    handle: make(),
-                    when_s: when.seconds,
-                    timer: None,
+                None => new_untracked(|handle| {
+                    write(handle, call, event_loop, context, spill, Origin::Usual);
+                })?,
+                Some(when) => new_untracked(|timer: *mut TimerHandle| {
+                    let origin = if when.integer {
+                        Origin::IntegerDeadline
+                    } else {
+                        Origin::Usual
+                    };
+                    let handle = &raw mut (*timer).handle;
+                    write(handle, call, event_loop, context, spill, origin);
+                    (&raw mut (*timer).when_s).write(when.seconds);
+                    (&raw mut (*timer).timer).write(None);
                 })?,
             };
             Some(Self(object))

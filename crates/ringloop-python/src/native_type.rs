@@ -82,7 +82,7 @@ pub(crate) unsafe trait Native: References + Sized + 'static {
 #[repr(C)]
 struct Head {
     ob_base: ffi::PyObject,
-    /// The interpreter's list of weak references; null at first. In a dead object, a link to another one.
+    /// The interpreter's list of weak references; null at first.
     weak_references: *mut ffi::PyObject,
 }
 
@@ -95,8 +95,9 @@ struct Object<T> {
 /// A type object, made once when the module is imported, and dead objects of it.
 pub(crate) struct Class {
     object: Cell<*mut ffi::PyTypeObject>,
-    /// The first of the dead objects, which are linked.
-    kept: Cell<*mut ffi::PyObject>,
+    /// Where the dead objects are listed; the list has room for `KEPT_MAX`. (A chain of them would have to be loaded one after
+    /// the other.)
+    kept: Cell<*mut *mut ffi::PyObject>,
     kept_len: Cell<usize>,
 }
 
@@ -141,7 +142,7 @@ pub(crate) fn new<T: Native>(
 ) -> PyResult<Bound<'_, PyAny>> {
     // SAFETY: the GIL is held (`py`). The object is complete, and not tracked yet.
     unsafe {
-        let Some(object) = new_untracked(make) else {
+        let Some(object) = new_untracked(|content: *mut T| content.write(make())) else {
             return Err(PyErr::fetch(py));
         };
         ffi::PyObject_GC_Track(object.as_ptr().cast());
@@ -150,23 +151,24 @@ pub(crate) fn new<T: Native>(
 }
 
 /// Makes an object that the collector doesn't know of; the reference is the caller's. None with `MemoryError` set, and
-/// `make` not called.
+/// `write` not called. That writes the content in its place: one that is returned may be copied on its way there.
 ///
 /// The collector doesn't count it. It starts a collection when a certain number of objects more were made than
 /// freed, and objects that are tracked late or never would have it look again and again at nothing.
 ///
 /// # Safety
-/// The GIL is held, and the module is imported, which makes the type.
+/// The GIL is held, and the module is imported, which makes the type. `write` leaves a complete content in the place that
+/// it is given, which has nothing in it.
 #[inline]
 pub(crate) unsafe fn new_untracked<T: Native>(
-    make: impl FnOnce() -> T,
+    write: impl FnOnce(*mut T),
 ) -> Option<NonNull<ffi::PyObject>> {
     // SAFETY: the GIL is held, and the type is made, which is the function's contract. A block has room for an
     // `Object<T>`, nobody else knows of it, and all of the object is written before somebody does.
     unsafe {
         let object = allocate::<T>()?;
         (*object.cast::<Head>().as_ptr()).weak_references = ptr::null_mut();
-        content::<T>(object.as_ptr()).write(make());
+        write(content(object.as_ptr()));
         Some(object)
     }
 }
@@ -180,17 +182,15 @@ unsafe fn allocate<T: Native>() -> Option<NonNull<ffi::PyObject>> {
     const { assert!(align_of::<Object<T>>() <= HEADER_SIZE) };
     let class = T::class();
     // SAFETY: the GIL is held, and the type is complete, which is the function's contract. The GIL guards the list of
-    // dead objects, which are of this type, linked, and in nobody else's hands. A new block has room for the header and
-    // the object. `PyObject_Init` sets type and count in either.
+    // dead objects, whose first `kept_len` are of this type, and in nobody else's hands. A new block has room for the
+    // header and the object. `PyObject_Init` sets type and count in either.
     unsafe {
         if T::KEPT_MAX > 0
-            && let Some(object) = NonNull::new(class.kept.get())
+            && let Some(last) = class.kept_len.get().checked_sub(1)
         {
-            class
-                .kept
-                .set((*object.cast::<Head>().as_ptr()).weak_references);
-            class.kept_len.set(class.kept_len.get() - 1);
-            return NonNull::new(ffi::PyObject_Init(object.as_ptr(), class.object.get()));
+            class.kept_len.set(last);
+            let object = *class.kept.get().add(last);
+            return NonNull::new(ffi::PyObject_Init(object, class.object.get()));
         }
         if !IS_HEADER_KNOWN.load(Relaxed) {
             return allocate_by_interpreter(class.object.get());
@@ -244,7 +244,8 @@ unsafe fn free(object: *mut ffi::PyObject) {
 unsafe extern "C" fn dealloc<T: Native>(object: *mut ffi::PyObject) {
     // SAFETY: called by the interpreter, with the GIL, for an object of this type whose count fell to zero. `begin` has
     // untracked it, and cleared its weak references, so that nobody can reach it while its content is dropped. What is
-    // left then is its memory, and its reference to the type. The GIL guards the list of dead objects.
+    // left then is its memory, and its reference to the type. The GIL guards the list of dead objects, which has room for
+    // `KEPT_MAX`.
     unsafe {
         let Some(end) = EndOfLife::begin(object) else {
             return;
@@ -256,9 +257,10 @@ unsafe extern "C" fn dealloc<T: Native>(object: *mut ffi::PyObject) {
             pending.restore();
         }
         let class = T::class();
-        if class.kept_len.get() < T::KEPT_MAX {
-            (*object.cast::<Head>()).weak_references = class.kept.replace(object);
-            class.kept_len.set(class.kept_len.get() + 1);
+        let kept_len = class.kept_len.get();
+        if kept_len < T::KEPT_MAX {
+            class.kept.get().add(kept_len).write(object);
+            class.kept_len.set(kept_len + 1);
         } else {
             free(object);
         }
@@ -304,6 +306,8 @@ pub(crate) fn add_to<T: Native>(module: &Bound<'_, PyModule>) -> PyResult<()> {
         Bound::from_borrowed_ptr(py, class.cast())
     };
     T::class().object.set(class);
+    let room = vec![ptr::null_mut(); T::KEPT_MAX].leak();
+    T::class().kept.set(room.as_mut_ptr());
     let name = T::NAME.to_string_lossy();
     let name = name.rsplit_once('.').map_or(&*name, |(_, name)| name);
     module.add(name, object)
