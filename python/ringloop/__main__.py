@@ -1,4 +1,4 @@
-"""`python -m ringloop`: which ringloop this is, and what it runs on; `serve` is an HTTP server."""
+"""`python -m ringloop`: which ringloop this is, and what it runs on; `serve` and `gunicorn` are an HTTP server."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments = sys.argv[1:]
     if arguments and arguments[0] == "serve":
         return _serve(arguments[1:])
+    if arguments and arguments[0] == "gunicorn":
+        return _gunicorn(arguments[1:], f"{_program()} gunicorn")
     if not arguments and _COMPLETE in os.environ:
         return _complete()
     if arguments and not arguments[0].startswith("-"):
@@ -67,6 +69,19 @@ def _serve(arguments: Sequence[str]) -> int:
     return 0
 
 
+def gunicorn() -> int:
+    """Run the command line of `ringloop-gunicorn`."""
+    return _gunicorn(sys.argv[1:], _program())
+
+
+def _gunicorn(arguments: Sequence[str], program: str) -> int:
+    if not _has_click():
+        return 3
+    from .http import _gunicorn
+
+    _gunicorn.main(arguments, program)
+
+
 def _has_click() -> bool:
     try:
         import click  # noqa: F401
@@ -91,9 +106,10 @@ def _complete() -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=_program(),
-        usage="%(prog)s [-h] [--version] [--json] [--check]\n       %(prog)s serve MODULE:ATTRIBUTE ...",
+        usage="%(prog)s [-h] [--version] [--json] [--check]\n       %(prog)s serve MODULE:ATTRIBUTE ...\n       %(prog)s gunicorn MODULE ...",
         description="Show the versions of ringloop, Python and the kernel, which backend a loop gets and why, and how it would wait.",
         epilog=f"`{_program()} serve` is an HTTP server for ASGI and WSGI applications; see `{_program()} serve --help`. "
+        f"`{_program()} gunicorn` is the same server with gunicorn's command line. "
         f"The environment variables RINGLOOP_BACKEND and RINGLOOP_BUSY_POLL set how loops run: {DOCUMENTATION}/backends.md",
     )
     parser.add_argument("--version", action="version", version=f"ringloop {ringloop.__version__}")
