@@ -152,10 +152,14 @@ def request(backend: str, folder: pathlib.Path, python: list[str]) -> None:
 
 def try_here(python: list[str]) -> None:
     """Try the ringloop that this interpreter imports. `python` is the command that starts it."""
+    import importlib.metadata
     import json
 
     import ringloop
 
+    scripts = importlib.metadata.distribution("ringloop").entry_points
+    assert {script.name for script in scripts} == {"ringloop", "ringloop-gunicorn"}
+    assert all(callable(script.load()) for script in scripts)
     print(f"ringloop {ringloop.__version__} from {os.path.dirname(ringloop.__file__)}")
     print(
         f"CPython {platform.python_version()}, {platform.machine()}, {' '.join(platform.libc_ver()).strip() or 'musl'}"

@@ -333,7 +333,7 @@ def _address(text: str) -> list[str]:
         return ["--uds", text.removeprefix("unix:").removeprefix("//")]
     if text.startswith("fd://"):
         return ["--fd", str(_number("the descriptor in --bind fd://", text.removeprefix("fd://")))]
-    matched = re.fullmatch(r"(?:tcp://)?(?:\[([^]]*)]|([^:]*))(?::(.*))?", text)
+    matched = re.fullmatch(r"(?:tcp://)?(?:\[([^]]*)]|([^:[]*))(?::(.*))?", text)
     if matched is None:
         raise GunicornError(f"--bind {text}: use HOST:PORT, [IPV6]:PORT, unix:PATH or fd://NUMBER")
     six, host, port = matched.groups()
