@@ -106,7 +106,8 @@ def _complete() -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=_program(),
-        usage="%(prog)s [-h] [--version] [--json] [--check]\n       %(prog)s serve MODULE:ATTRIBUTE ...\n       %(prog)s gunicorn MODULE ...",
+        usage="%(prog)s [-h] [--version] [--json] [--check]\n       %(prog)s serve MODULE:ATTRIBUTE ...\n"
+        "       %(prog)s gunicorn MODULE ...",
         description="Show the versions of ringloop, Python and the kernel, which backend a loop gets and why, and how it would wait.",
         epilog=f"`{_program()} serve` is an HTTP server for ASGI and WSGI applications; see `{_program()} serve --help`. "
         f"`{_program()} gunicorn` is the same server with gunicorn's command line. "

@@ -301,7 +301,9 @@ def command(program: str) -> click.Command:
 def complete(variable: str) -> None:
     """Answer a shell that completes a command line of `ringloop`; it asks with this environment variable."""
     flags = [click.Option([name], is_flag=True) for name in ("--version", "--json", "--check")]
-    group = click.Group("ringloop", params=[*flags], commands={"serve": command("ringloop"), "gunicorn": click.Command("gunicorn")})
+    group = click.Group(
+        "ringloop", params=[*flags], commands={"serve": command("ringloop"), "gunicorn": click.Command("gunicorn")}
+    )
     group.commands["serve"].name = "serve"
     group.main([], prog_name="ringloop", complete_var=variable)
 

@@ -217,7 +217,7 @@ _BY_NAME = {setting.name: setting for setting in SETTINGS}
 
 @dataclasses.dataclass
 class Translation:
-    """What gunicorn's settings mean: the words of `ringloop serve`, and what to do before it is called."""
+    """The meaning of gunicorn's settings: the words of `ringloop serve`, and the steps before it is called."""
 
     words: list[str] = dataclasses.field(default_factory=list)
     directory: str | None = None
@@ -225,6 +225,13 @@ class Translation:
     variables: dict[str, str] = dataclasses.field(default_factory=dict)
     notes: list[str] = dataclasses.field(default_factory=list)
     """Lines for the user."""
+
+    def command_line(self) -> str:
+        """Return all of this for a shell."""
+        words = ["-C", self.directory] if self.directory is not None else []
+        words += [f"{name}={value}" for name, value in self.variables.items()]
+        words += [f"PYTHONPATH={os.pathsep.join(self.paths)}"] if self.paths else []
+        return shlex.join([*(["env"] if words else []), *words, "ringloop", "serve", *self.words])
 
 
 def translate(settings: Mapping[str, Any], port: str | None = None) -> Translation:
@@ -315,16 +322,14 @@ def _application(name: Any) -> list[str]:
 def _bind(found: Translation, value: Any) -> None:
     text = value if isinstance(value, str) else ",".join(_list(value))
     addresses = [_address(one.strip()) for one in text.split(",")]
-    first = addresses[0]
-    # A socket for "::" takes IPv4, too, under gunicorn. The empty host means both here.
-    everywhere = ["--host", "", *first[2:]]
-    if all(words[:1] == ["--host"] and words[1] in ("0.0.0.0", "::") for words in addresses):
-        if all(words[2:] == first[2:] for words in addresses) and ["::"] in [words[1:2] for words in addresses]:
-            found.words += everywhere
-            return
-    if any(words != first for words in addresses):
+    hosts, ports = {words[1] for words in addresses}, {words[-1] for words in addresses}
+    if "::" in hosts and hosts <= {"::", "0.0.0.0"} and len(ports) == 1:
+        # gunicorn's socket for "::" takes IPv4, too. The empty host means all addresses of both.
+        found.words += ["--host", "", "--port", *ports]
+    elif any(words != addresses[0] for words in addresses):
         raise GunicornError(f"--bind is given more than once: {text}. `ringloop serve` listens on one address")
-    found.words += first
+    else:
+        found.words += addresses[0]
 
 
 def _address(text: str) -> list[str]:
@@ -348,7 +353,7 @@ def _worker_class(found: Translation, value: Any) -> None:
         known = "sync, gthread, asgi or uvicorn.workers.UvicornWorker"
         raise GunicornError(f"--worker-class {value} is not supported: use {known}. See {_PAGE}")
     if "gthread" not in str(value):
-        found.notes.append(f"--worker-class {value}: views run in threads; --threads 1 runs one at a time")
+        found.notes.append(f"--worker-class {value}: views run in threads; with --threads 1, one at a time")
 
 
 def _timeout(found: Translation, value: Any) -> None:
@@ -369,7 +374,9 @@ def _access_log(found: Translation, value: Any) -> None:
     if value == os.devnull:
         found.words.append("--no-access-log")
     elif value not in ("-", "/dev/stdout"):
-        raise GunicornError(f"--access-logfile {value} is not supported: use -, and redirect standard output, or {_LOGS}")
+        raise GunicornError(
+            f"--access-logfile {value} is not supported: use -, and redirect standard output, or {_LOGS}"
+        )
 
 
 def _error_log(found: Translation, value: Any) -> None:
@@ -520,7 +527,7 @@ def main(arguments: Sequence[str], program: str) -> NoReturn:
     for note in found.notes:
         print(f"{program}: {note}", file=sys.stderr)
     if settings.get("print_config"):
-        print(shlex.join(["ringloop", "serve", *found.words]))
+        print(found.command_line())
         parser.exit()
     os.environ.update(found.variables)
     if found.directory is not None:
