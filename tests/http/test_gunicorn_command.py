@@ -49,7 +49,7 @@ def words(folder, capsys):
         with pytest.raises(SystemExit) as raised:
             _gunicorn.main([*shlex.split(line), "--print-config"], "ringloop-gunicorn")
         output, errors = capsys.readouterr()
-        return (shlex.split(output)[2:] if raised.value.code == 0 else raised.value.code), errors
+        return (shlex.split(output.partition(" serve ")[2]) if raised.value.code == 0 else raised.value.code), errors
 
     return call
 
