@@ -115,6 +115,8 @@ def test_port_is_where_nothing_else_is_asked_for(words, monkeypatch):
     monkeypatch.setenv("PORT", "5000")
     assert "--host 0.0.0.0 --port 5000" in shlex.join(words("project")[0])
     assert "5000" not in words("project -b :6000")[0]
+    monkeypatch.setenv("PORT", "http")
+    assert "the environment variable PORT must be a whole number, not 'http'" in words("project")[1]
 
 
 @pytest.mark.parametrize(

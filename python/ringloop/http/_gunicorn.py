@@ -256,7 +256,7 @@ def translate(settings: Mapping[str, Any], port: str | None = None) -> Translati
         if name in given:
             method(found, given[name])
     if "bind" not in given and port:
-        _bind(found, f"0.0.0.0:{port}")
+        found.words += ["--host", "0.0.0.0", "--port", str(_number("the environment variable PORT", port))]
     if "graceful_timeout" not in given:
         _graceful_timeout(found, _GRACEFUL_S)
     if "accesslog" not in given:
