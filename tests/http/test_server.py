@@ -91,6 +91,21 @@ def test_shutting_down_what_has_ended_does_nothing(loop, records):
     assert records == []
 
 
+@pytest.mark.parametrize("turns", range(12))
+def test_shutting_down_what_is_ending_waits_for_its_end(loop, records, turns):
+    async def main():
+        server = server_of()
+        task = await start(server)
+        server.should_exit = True
+        await support.turns(turns)
+        await server.shutdown()
+        assert server.servers[0].sockets == ()
+        await task
+
+    loop.run_until_complete(main())
+    assert records.count(("INFO", "Shutting down")) == 1
+
+
 def test_sockets_that_are_given(loop):
     async def main():
         with socket.socket() as sock:

@@ -61,6 +61,7 @@ class Server:
         self._should_exit = False
         self._force_exit = False
         self._is_draining = False
+        self._has_ended = asyncio.Event()
         self._loop: EventLoop | None = None
         self._exit_asked = asyncio.Event()
         self._force_asked = asyncio.Event()
@@ -182,11 +183,22 @@ class Server:
         await self._exit_asked.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End connections, requests and the application, in this order. Do nothing if `serve` has done so already."""
+        """End connections, requests and the application, in this order. `serve` does so itself when it is told to end: then
+        this only waits until it has.
+        """
         if self._loop is None:
             return
-        logger.info("Shutting down")
+        if self._is_draining:
+            await self._has_ended.wait()
+            return
         self._is_draining = True
+        try:
+            await self._shut_down(sockets or [])
+        finally:
+            self._has_ended.set()
+
+    async def _shut_down(self, sockets: list[socket.socket]) -> None:
+        logger.info("Shutting down")
         if self._tls_watch is not None:
             self._tls_watch.cancel()
             # The task keeps the traceback of its cancellation, which refers to this object.
@@ -204,7 +216,7 @@ class Server:
                 # asyncio's servers drop connections that are set up when they are closed.
                 await asyncio.sleep(0)
             finally:
-                self._stop_listening(sockets or [])
+                self._stop_listening(sockets)
             await self._finish_requests()
         finally:
             await self._end_application(self._lifespan, time.monotonic() - since)
