@@ -67,7 +67,7 @@ by_file = --numprocesses $(WORKERS) --dist loadfile
 # `make test` leaves out what is marked as long, and tries a share of the random examples; `make test-long` does the rest.
 few_examples = RINGLOOP_TEST_EXAMPLES=$${RINGLOOP_TEST_EXAMPLES:-0.1}
 # Tests that don't depend on the interpreter. They run on the main one only.
-any_interpreter = tests/tools $(addprefix tests/http/test_,$(addsuffix .py,config_file containers deployment gunicorn_command http_metrics options proxies reload server_soak workers))
+any_interpreter = tests/tools $(addprefix tests/http/test_,$(addsuffix .py,config_file containers deployment gunicorn_command http_metrics options proxies reload server_soak workers wsgi_soak))
 # The lab is a project of its own, whose Makefile uses this environment here.
 lab = $(MAKE) --no-print-directory -C lab VENV=$(abspath $(VENV)) ARGS=
 # Its check keeps records, and shares compiled dependencies with this workspace. What it measures are fakes, so its load generator is
@@ -199,7 +199,7 @@ h2spec: extension ## the conformance tests of HTTP/2; needs Go
 	$(say) h2spec
 	@$(python) tools/h2spec.py --folder $(CARGO_TARGET_DIR)/h2spec $(ARGS) || [ $$? = 77 ]
 
-soak: extension ## random operations for an hour; ARGS="--minutes 5"; ARGS=server
+soak: extension ## random operations for an hour; ARGS="--minutes 5"; ARGS=server; ARGS="server --interface wsgi"
 	$(say) "soak on $$($(python) -V)"
 	@$(python) tests/soak.py $(ARGS)
 

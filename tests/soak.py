@@ -7,9 +7,10 @@
     make soak ARGS="--machines limited_memory"            processes with hardly any memory
     make soak ARGS="server"                               clients of all kinds against `ringloop serve`, for an hour
     make soak ARGS="server --minutes 5 --arms epoll"
+    make soak ARGS="server --interface wsgi"              clients of HTTP against random WSGI views
 
 A failure of a state machine prints its seed and its steps. Growth is a failure, too: of the number of descriptors, or of memory
-beyond the first rounds. For the server see server_soak.py. Exits with 0 if nothing was wrong, and with 130 after Ctrl-C.
+beyond the first rounds. For the server see server_soak.py and wsgi_soak.py. Exits with 0 if nothing was wrong, and with 130 after Ctrl-C.
 
 The process starts itself again with PYTHONMALLOC=malloc, because CPython's own allocator rarely returns memory. Under
 that one the resident set grows by a megabyte in each round, even with asyncio, though nothing leaks.
@@ -55,6 +56,9 @@ def arguments():
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000_000, help="of the first round")
     parser.add_argument("--arms", type=lambda text: text.split(","), default=("io_uring", "epoll"))
+    parser.add_argument(
+        "--interface", choices=("asgi", "wsgi"), default="asgi", help="server: of the application; default: asgi"
+    )
     parser.add_argument(
         "--machines", type=lambda text: text.split(","), default=tuple(MACHINES), help="loop: which ones"
     )
@@ -129,9 +133,11 @@ def memory_grows(held_bytes):
 def soak_server(options):
     sys.path.append(str(pathlib.Path(__file__).parent / "http"))
     import server_soak
+    import wsgi_soak
 
+    subject = {"asgi": server_soak.ASGI, "wsgi": wsgi_soak.WSGI}[options.interface]
     try:
-        server_soak.soak(options.arms, minutes=options.minutes, seed=options.seed)
+        server_soak.soak(options.arms, minutes=options.minutes, seed=options.seed, subject=subject)
     except server_soak.Wrong as error:
         sys.exit(f"failed: {error}")
 
@@ -142,7 +148,7 @@ def main():
         os.execve(sys.executable, sys.orig_argv, os.environ | {"PYTHONMALLOC": "malloc"})
     # asyncio logs what it finds odd about what is done here.
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
-    what = ", ".join(options.machines) if options.subject == "loop" else "ringloop serve"
+    what = ", ".join(options.machines) if options.subject == "loop" else f"ringloop serve, {options.interface}"
     print(f"seed {options.seed}, {options.minutes:g} minutes: {what} on {', '.join(options.arms)}", flush=True)
     try:
         {"loop": soak_loop, "server": soak_server}[options.subject](options)

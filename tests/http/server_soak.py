@@ -66,6 +66,8 @@ class Server:
     done: int = 0
     failures: int = 0
     """How many requests made the application raise."""
+    lengths: int = 0
+    """How many responses of a view did not have their Content-Length."""
 
     @contextlib.asynccontextmanager
     async def connect(self, kind=serving.Client, **options):
@@ -96,6 +98,8 @@ class Server:
         deadline = time.monotonic() + SETTLING_S
         while True:
             found = await self.resources()
+            if faults := found.get("faults"):
+                raise Wrong(f"{self.name}: {'; '.join(faults)}")
             left = {name: found[name] for name, most in self.idle.items() if found[name] > most}
             if not left:
                 return found
@@ -383,6 +387,33 @@ ONCE = (
 )
 
 
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """The application that is served, and who its clients are."""
+
+    interface: str
+    application: str
+    options: tuple
+    many: tuple
+    """Clients that take turns."""
+    once: tuple
+    """Clients that come once a round."""
+    idle: tuple = ("connections", "tasks", "sockets")
+    """What must be as before when all clients are gone."""
+
+    async def prepare(self, server):
+        """Have the server make what it keeps."""
+
+
+ASGI = Subject(
+    interface="ASGI",
+    application="soak_application:app",
+    options=("--ws-ping-interval=5", f"--ws-ping-timeout={DEADLINE_S}", "--lifespan=on"),
+    many=MANY,
+    once=ONCE,
+)
+
+
 def leaking(what):
     """Return a client that makes the server do what must be noticed."""
 
@@ -409,13 +440,18 @@ def growth(history):
     ]
 
 
-def unexpected(log, failures):
+def unexpected(log, server, interface):
     """Return what the server should not have logged."""
+    exception, length = f"Exception in {interface} application", "than Content-Length"
     lines = log.splitlines()
-    wrong = [line for line in lines if line.startswith(("ERROR", "CRITICAL")) and "Exception in ASGI" not in line]
-    raised = sum("Exception in ASGI" in line for line in lines)
-    if raised != failures or sum(line == "RuntimeError: on purpose" for line in lines) != failures:
-        wrong.append(f"the log has {raised} exceptions of the application, which has raised {failures}")
+    errors = [line for line in lines if line.startswith(("ERROR", "CRITICAL"))]
+    wrong = [line for line in errors if exception not in line and not line.endswith(length)]
+    raised = sum(exception in line for line in lines)
+    if {raised, sum(line == "RuntimeError: on purpose" for line in lines)} != {server.failures}:
+        wrong.append(f"the log has {raised} exceptions of the application, which has raised {server.failures}")
+    lengths = sum(line.endswith(length) for line in errors)
+    if lengths != server.lengths:
+        wrong.append(f"the log has {lengths} responses of a wrong length, of which there were {server.lengths}")
     return wrong
 
 
@@ -446,7 +482,9 @@ async def run_round(servers, many, once, rng, round_s):
             for client in once:
                 group.create_task(perform(client, server, rng.getrandbits(32)))
     for server in servers:
-        server.history.append(await server.settle())
+        found = await server.settle()
+        server.failures = found.get("failures", server.failures)
+        server.history.append(found)
 
 
 def report(servers, begun):
@@ -462,13 +500,14 @@ def report(servers, begun):
         )
 
 
-async def soak_servers(servers, many, once, rng, minutes, rounds_min, round_s):
+async def soak_servers(servers, subject, many, once, rng, minutes, rounds_min, round_s):
     begun = time.monotonic()
     for server in servers:
+        await subject.prepare(server)
         # What is made at the first use is no leak.
         await server.resources()
         found = await server.resources()
-        server.idle = {name: found[name] for name in ("connections", "tasks", "sockets")}
+        server.idle = {name: found[name] for name in subject.idle}
     while len(servers[0].history) < rounds_min or time.monotonic() < begun + 60 * minutes:
         try:
             await run_round(servers, many, once, rng, round_s)
@@ -487,10 +526,9 @@ def leaves(group):
 
 
 def options():
-    """Return the options of `ringloop serve`."""
+    """Return the options of `ringloop serve` for all applications."""
     deadlines = [f"--timeout-{of}={DEADLINE_S}" for of in ("head", "body", "write", "keep-alive")]
-    pings = ["--ws-ping-interval=5", f"--ws-ping-timeout={DEADLINE_S}"]
-    return [*deadlines, *pings, "--metrics=/metrics", f"--app-dir={pathlib.Path(__file__).parent}", "--lifespan=on"]
+    return [*deadlines, "--metrics=/metrics", f"--app-dir={pathlib.Path(__file__).parent}"]
 
 
 def tls(folder):
@@ -508,8 +546,21 @@ def tls(folder):
     return [f"--ssl-certfile={chain}", f"--ssl-keyfile={key}"], contexts
 
 
-def soak(backends, *, minutes, seed, many=MANY, once=ONCE, kinds=("plain", "TLS"), rounds_min=1, round_s=ROUND_S):
-    """Raise what is wrong. A Ctrl-C ends it."""
+def soak(
+    backends,
+    *,
+    minutes,
+    seed,
+    subject=ASGI,
+    many=None,
+    once=None,
+    kinds=("plain", "TLS"),
+    rounds_min=1,
+    round_s=ROUND_S,
+):
+    """Raise what is wrong. A Ctrl-C ends it. `many` and `once` are other clients than the subject's."""
+    many = subject.many if many is None else many
+    once = subject.once if once is None else once
     servers = []
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
@@ -519,21 +570,23 @@ def soak(backends, *, minutes, seed, many=MANY, once=ONCE, kinds=("plain", "TLS"
                 for kind in kinds:
                     port, log = support.free_port(), folder / f"{backend}-{kind}.log"
                     more = secure if kind == "TLS" else []
-                    command = server_process.serve("soak_application:app", port, backend, *options(), *more)
+                    more = [*options(), *subject.options, *more]
+                    command = server_process.serve(subject.application, port, backend, *more)
                     # The access log is written, but not kept.
                     quiet = ["sh", "-c", 'exec "$@" >/dev/null', "sh", *command]
                     process = stack.enter_context(server_process.running(quiet, port, log))
                     found = contexts if kind == "TLS" else {}
                     servers.append(Server(f"{backend} {kind}", port, process, log, found))
             try:
-                asyncio.run(soak_servers(servers, many, once, random.Random(seed), minutes, rounds_min, round_s))
+                rng = random.Random(seed)
+                asyncio.run(soak_servers(servers, subject, many, once, rng, minutes, rounds_min, round_s))
             except Wrong as error:
                 logs = "\n".join(f"{server.name}: {line}" for server in servers for line in tail(server.log))
                 raise Wrong(f"{error}\nthe ends of the logs:\n{logs}") from error
             finally:
                 summarize(servers)
         for server in servers:
-            for line in unexpected(server.log.read_text(), server.failures):
+            for line in unexpected(server.log.read_text(), server, subject.interface):
                 raise Wrong(f"{server.name}: {line}")
             if server.process.returncode != -signal.SIGTERM:
                 raise Wrong(f"{server.name}: has not ended by SIGTERM, but with status {server.process.returncode}")
@@ -552,4 +605,5 @@ def summarize(servers):
             for before, after in zip(first, last, strict=True)
             for name in GROWTH_MAX
         )
-        print(f"{server.name}: {server.done:,} clients in {len(server.history)} rounds{found}", flush=True)
+        views = f", {last[0]['views']:,} views" if last and "views" in last[0] else ""
+        print(f"{server.name}: {server.done:,} clients in {len(server.history)} rounds{views}{found}", flush=True)

@@ -128,20 +128,24 @@ async def websocket(path, receive, send):
 
 
 async def resources(scope, receive, send):
+    found = {"tasks": len(asyncio.all_tasks()), **held()}
+    await respond(send, json.dumps(found).encode())
+
+
+def held():
+    """Return what the process holds."""
     for _ in range(3):
         gc.collect()
     # Otherwise memory that is free again counts.
     ctypes.CDLL(None).malloc_trim(0)
     with open("/proc/self/statm", "rb", 0) as statm:
         resident = int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    found = {
-        "tasks": len(asyncio.all_tasks()),
+    return {
         "threads": sum(not name.startswith(b"iou-") for name in thread_names()),
         "blocks": sys.getallocatedblocks(),
         "resident": resident,
         **descriptors(),
     }
-    await respond(send, json.dumps(found).encode())
 
 
 def thread_names():
