@@ -22,14 +22,15 @@ LOCK = threading.Lock()
 OPEN = set()
 """Iterables that were not closed."""
 FAULTS = []
-COUNTS = {"views": 0, "failures": 0}
+COUNTS = {"views": 0, "running": 0, "failures": 0}
+"""Views that were called; those that have not returned; exceptions that they have raised."""
 REQUEST = contextvars.ContextVar("request", default=None)
 TYPE = [("Content-Type", "application/octet-stream")]
 
 
-def count(name):
+def count(name, by=1):
     with LOCK:
-        COUNTS[name] += 1
+        COUNTS[name] += by
 
 
 def fault(text):
@@ -199,6 +200,14 @@ def generator(run, *, is_late):
 def view(environ, start_response, kind, number):
     """Do what the plan of this number says."""
     count("views")
+    count("running")
+    try:
+        return planned(environ, start_response, kind, number)
+    finally:
+        count("running", -1)
+
+
+def planned(environ, start_response, kind, number):
     plan = wsgi_plans.make(int(number), kind)
     run = Run(plan, environ, start_response)
     if environ["REQUEST_METHOD"] != plan.method:
@@ -231,7 +240,7 @@ def view(environ, start_response, kind, number):
             file.seek(at)
         case "wrapped":
             file = io.BytesIO(b"".join(plan.parts))
-    wrapper = run.wrap(file, 1 + plan.number % 20_000)
+    wrapper = run.wrap(file, 1000 + plan.number % 20_000)
     once, close = Once(run), wrapper.close
 
     def close_both():
