@@ -185,13 +185,11 @@ class ClosingList(list):
 
 def generator(run, *, is_late):
     """Return what the plan says in a generator, which Python closes."""
-    once = Once(run) if is_late else None
+    once = Once(run)
     try:
         if is_late:
             run.read(0)
             run.start()
-        else:
-            once = Once(run)
         yield from run.parts()
     finally:
         once.close()
