@@ -8,6 +8,7 @@ import os
 import sys
 import tempfile
 import threading
+import time
 import weakref
 
 import pytest
@@ -287,6 +288,31 @@ def test_parts_go_out_before_the_next_is_made(arm, loop):
 
     with releasing(seen):
         run(loop, test())
+
+
+def test_a_view_that_ends_while_its_first_part_is_sent(arm, loop):
+    """The loop runs Python code while it sends: the access log's, or TLS's."""
+    sending, made = threading.Event(), []
+
+    def parts():
+        yield b"one"
+        wait(sending)
+        yield b"two"
+
+    def application(environ, start_response):
+        start_response("200 OK", [("Content-Length", "6")])
+        made.append(Closing(parts()))
+        return made[0]
+
+    def log(*_):
+        sending.set()
+        wait(made[0].has_closed)
+        # The view is over when its thread runs no Python code any more but that which has begun it.
+        while sys._current_frames()[made[0].closed[0]].f_code.co_name != "run":
+            time.sleep(0)
+
+    with releasing(sending):
+        assert answer_of(arm, loop, application, access_log=log).endswith(b"\r\n\r\nonetwo")
 
 
 @pytest.mark.parametrize("way", ["iterate", "write", "one"])

@@ -17,10 +17,11 @@ impl View {
         let py = slf.py();
         let this = slf.get();
         let exchange = slf.as_super().get();
-        let (mut out, end) = {
+        // The view goes on while this runs Python code, such as the access log's: what it does then has its own call of this.
+        let (mut out, end, was_over) = {
             let mut state = this.state.get_mut(py);
             state.is_posted = false;
-            (std::mem::take(&mut state.out), state.end)
+            (std::mem::take(&mut state.out), state.end, state.is_over)
         };
         let waits = std::mem::take(&mut out.waits);
         let released = match out.taken {
@@ -42,7 +43,7 @@ impl View {
             let mut state = this.state.get_mut(py);
             state.is_gone |= connection.is_none() && !exchange.is_complete(py);
             state.is_full = is_full;
-            state.is_over && !state.sends_file
+            was_over && !state.sends_file
         };
         for (wait, waiter) in waits {
             let begun = match wait {
