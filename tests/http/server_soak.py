@@ -399,7 +399,7 @@ class Subject:
     once: tuple
     """Clients that come once a round."""
     idle: tuple = ("connections", "tasks", "sockets")
-    """What must be as before when all clients are gone."""
+    """Resources that must be as before when all clients are gone."""
 
     async def prepare(self, server):
         """Have the server make what it keeps."""

@@ -1,4 +1,4 @@
-"""What a view does with a request, and what its client must get: both sides make the same plan from a number."""
+"""Random requests, views and responses: a client and its view make the same plan from a number."""
 
 import dataclasses
 import io
@@ -33,7 +33,7 @@ class Expected:
     is_refused: bool = False
     """The response is the server's own."""
     log: str = ""
-    """What the server must say about the length."""
+    """How the length is wrong, as the server must say."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Plan:
     @property
     def reads_at_call(self):
         """Whether the view waits for the body before it does anything else."""
-        return any(size != 0 for _, size in self.reads[0])
+        return any(size != 0 or name == "readlines" for name, size in self.reads[0])
 
     @property
     def reads_later(self):
