@@ -42,7 +42,9 @@ def test_random_views(arm):
 def test_what_is_wrong_is_noticed(arm, monkeypatch, what, message):
     monkeypatch.setattr(server_soak, "SETTLING_S", 1)
     with pytest.raises(server_soak.Wrong, match=message):
-        server_soak.soak([arm], **SHORT, kinds=("plain",), many=(server_soak.leaking(what),), once=(), rounds_min=ROUNDS)
+        server_soak.soak(
+            [arm], **SHORT, kinds=("plain",), many=(server_soak.leaking(what),), once=(), rounds_min=ROUNDS
+        )
 
 
 @pytest.mark.any_backend

@@ -8,7 +8,7 @@ view's thread, and whether reading from `wsgi.input` gave what it must.
 import asyncio
 import contextlib
 import dataclasses
-import random
+import functools
 
 import http2
 import soak_application
@@ -242,23 +242,27 @@ def ask(client, plan, kind):
     return client.ask(path_of(plan, kind), *fields, method=plan.method, ends=plan.framing == "none")
 
 
+def has_room(client, stream):
+    """Return whether more can be sent on a stream, or never again."""
+    return client.streams[stream].code is not None or client.h2.local_flow_control_window(stream) > 0
+
+
 async def send_bodies(client, left, rng):
     """Send the bodies of streams, a piece of this one and a piece of that one."""
     while left:
         stream = rng.choice(list(left))
-        found = client.streams[stream]
+        size = 0
         if left[stream]:
-            await client.until(lambda: found.code is not None or client.h2.local_flow_control_window(stream) > 0)
-        if found.code is not None:
+            await client.until(functools.partial(has_room, client, stream))
+        if client.streams[stream].code is not None:
             del left[stream]
             continue
-        size = min(rng.choice((1000, 10_000, 60_000)), client.h2.max_outbound_frame_size)
         if left[stream]:
-            size = min(size, client.h2.local_flow_control_window(stream))
+            room = min(client.h2.local_flow_control_window(stream), client.h2.max_outbound_frame_size)
+            size = min(rng.choice((1000, 10_000, 60_000)), room)
         piece, left[stream] = left[stream][:size], left[stream][size:]
-        ends = not left[stream]
-        client.data(stream, piece, ends=ends)
-        if ends:
+        client.data(stream, piece, ends=not left[stream])
+        if not left[stream]:
             del left[stream]
         await client.writer.drain()
         await pause(rng)
