@@ -129,17 +129,25 @@ class Reset(Exception):
     """The server has reset a connection on which it had nothing more to say, and lost the end of what it had said."""
 
 
+def ends(plan):
+    """Return whether the server may end the connection after the response to a plan."""
+    expected = plan.expected()
+    return expected.is_refused or not expected.is_complete
+
+
+def count(server, *plans):
+    """Count what the server says about the responses to plans that it will serve."""
+    server.lengths += sum(bool(plan.expected().log) for plan in plans)
+
+
 @contextlib.contextmanager
 def about(server, plan, *, may_close=False):
-    """Count what the server says about the response to a plan; say which plan an error is about."""
-    expected = plan.expected()
-    server.lengths += bool(expected.log)
+    """Say which plan an error is about."""
     try:
         yield
     except Exception as error:
         # Under TLS the server doesn't wait for clients that are still sending.
-        closes = may_close or expected.is_refused or not expected.is_complete
-        if isinstance(error, ConnectionError) and server.contexts and closes:
+        if isinstance(error, ConnectionError) and server.contexts and (may_close or ends(plan)):
             raise Reset from error
         shown = dataclasses.replace(plan, body=plan.body[:10], parts=tuple(part[:10] for part in plan.parts))
         how = ", and the client asked for something that may end the connection" if may_close else ""
@@ -184,12 +192,11 @@ async def exchange(client, plan, rng, *, expects, closes):
                 expect(expects, True)
         found = await response(client, plan, begun)
         check(plan, found, is_complete=found.is_complete)
-        expected = plan.expected()
-        if expected.is_complete and not expected.is_refused and not expects:
+        if not ends(plan) and not expects:
             expect(found.closes, closes)
         if found.closes:
             expect(await client.rest(), b"")
-        if found.closes or not expected.is_complete:
+        if found.closes or not plan.expected().is_complete:
             return False
         await sending
         return True
@@ -205,6 +212,7 @@ async def views(server, rng):
     async with server.connect() as client:
         for _ in range(rng.randint(1, 12)):
             plan = plan_of(rng)
+            count(server, plan)
             expects, closes = bool(plan.body) and rng.random() < 0.2, rng.random() < 0.05
             try:
                 with about(server, plan, may_close=expects or closes):
@@ -215,20 +223,24 @@ async def views(server, rng):
 
 
 async def pipelined_views(server, rng):
-    """Send some requests at once. What comes after a response that ends the connection is not served."""
+    """Send some requests at once."""
     plans = [plan_of(rng) for _ in range(rng.randint(2, 12))]
     data = b"".join(part for plan in plans for part in request(plan, "any", rng))
+    # What comes after a response that ends the connection is not served.
+    last = next((index for index, plan in enumerate(plans) if ends(plan)), len(plans))
+    served = plans[: last + 1]
+    count(server, *served)
     async with server.connect() as client:
         sending = asyncio.create_task(send(client, data, rng))
         try:
-            for plan in plans:
-                with about(server, plan):
+            for plan in served:
+                # A reset may also lose the responses before the one that ends the connection.
+                with about(server, plan, may_close=ends(served[-1])):
                     found = await response(client, plan)
                     check(plan, found, is_complete=found.is_complete)
+                    expect(found.closes and not ends(plan), False)
                     if found.closes:
                         expect(await client.rest(), b"")
-                if found.closes or not plan.expected().is_complete:
-                    break
         except Reset:
             pass
         finally:
@@ -286,6 +298,7 @@ async def http2_views(server, rng):
                     client.data(stream, plan.body[: rng.randint(0, min(len(plan.body), 4000))])
                 await pause(rng)
                 client.reset_stream(stream)
+            count(server, *plans.values())
             await send_bodies(client, bodies, rng)
             for stream, plan in plans.items():
                 with about(server, plan):
