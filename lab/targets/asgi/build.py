@@ -1,43 +1,16 @@
-"""Makes the environment of the ASGI servers, a certificate, and a file to send: build.py FOLDER."""
+"""Makes a certificate, and then the environment of the ASGI servers: build.py FOLDER."""
 
 import subprocess
 import sys
-import venv
-from importlib.util import find_spec
 from pathlib import Path
 
-FILE_BYTES = 1 << 20
-REQUIREMENTS = Path(__file__).with_name("requirements.txt")
+HERE = Path(__file__).resolve().parent
 
 
 def main() -> None:
-    """Make all of it in the folder that is named."""
+    """Make both in the folder that is named."""
     folder = Path(sys.argv[1])
-    environment = folder / "environment"
-    venv.create(environment, clear=True, with_pip=True)
-    python = environment / "bin" / "python"
-    needed: list[str] = []
-    others: list[list[str]] = []
-    wanted = needed
-    for line in REQUIREMENTS.read_text().splitlines():
-        if line.startswith("# The other servers"):
-            wanted = []
-        elif not line.startswith("#"):
-            wanted.extend(line.split())
-            if wanted is not needed:
-                others.append(wanted)
-                wanted = []
-    install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    if subprocess.run([*install, *needed], check=False).returncode != 0:
-        sys.exit(f"these can't be installed from PyPI: {' '.join(needed)}")
-    for packages in others:
-        if subprocess.run([*install, *packages], check=False).returncode != 0:
-            print(f"left out, because it can't be installed: {' '.join(packages)}")
-    # ringloop itself is that of the Python that runs this.
-    ringloop = find_spec("ringloop")
-    if ringloop is not None and ringloop.origin is not None:
-        site = next(environment.glob("lib/python*/site-packages"))
-        (site / "ringloop.pth").write_text(f"{Path(ringloop.origin).parent.parent}\n")
+    folder.mkdir(parents=True, exist_ok=True)
     subprocess.run(
         [
             "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
@@ -45,8 +18,8 @@ def main() -> None:
         ],
         check=True,
     )  # fmt: skip
-    (folder / "file.bin").write_bytes(b"0123456789abcdef" * (FILE_BYTES // 16))
-    (environment / "built.txt").write_text(f"{sys.version}\n")
+    program = HERE.parent / "support" / "environment.py"
+    sys.exit(subprocess.run([sys.executable, program, folder, HERE / "requirements.txt"], check=False).returncode)
 
 
 if __name__ == "__main__":
