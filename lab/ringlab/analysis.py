@@ -35,6 +35,8 @@ CONTROLS = ("asyncio-protocol", "asyncio", "asyncio-uvicorn")
 """The same, where no floor takes part."""
 ASGI_CONTROLS = ("uvicorn-uvloop", "granian")
 """The same among ASGI servers."""
+WSGI_CONTROLS = ("gunicorn-gthread", "granian-wsgi")
+"""The same among WSGI servers."""
 FILE_CONTROLS = ("files-blocking",)
 """The same among libraries for files."""
 
@@ -217,7 +219,8 @@ def would_take(rounds: int | None) -> str:
 
 def choose_baseline(arms: Sequence[str], asked: str, workload: str) -> str:
     """Return the arm that the others are compared with: the one asked for, a floor, a control, or the first."""
-    controls = {"loops": CONTROLS, "asgi": ASGI_CONTROLS, "files": FILE_CONTROLS}.get(workload, (*FLOORS, *CONTROLS))
+    by_workload = {"loops": CONTROLS, "asgi": ASGI_CONTROLS, "wsgi": WSGI_CONTROLS, "files": FILE_CONTROLS}
+    controls = by_workload.get(workload, (*FLOORS, *CONTROLS))
     preferred = (asked, *controls)
     return next((arm for arm in preferred if arm in arms), arms[0])
 

@@ -303,8 +303,8 @@ def run(
     tls_key: str | None,
     **options: Any,
 ) -> None:
-    """Measure workloads (bind, http, rtt, echo, asgi, sweep, churn, idle, stream, loops, files) or single cells, with every target
-    that can run here. The default is all workloads but loops and files, or with --quick the first four.
+    """Measure workloads (bind, http, rtt, echo, asgi, wsgi, sweep, churn, idle, stream, loops, files) or single cells, with every
+    target that can run here. The default is all workloads but loops and files, or with --quick the first four.
 
     \b
     Examples:
@@ -312,6 +312,7 @@ def run(
       ringlab run echo http --targets python,go,tokio --rounds 15
       ringlab run 'http/50/*' --baseline c-epoll
       ringlab run asgi --targets 'uvicorn-uvloop,ringloop-serve-*'
+      ringlab run wsgi --targets 'gunicorn-gthread,ringloop-wsgi-*'
       ringlab run --preset loops
       ringlab run 'loops/echo/*' --targets asyncio,ringloop --goals lab/goals/loops.toml
       ringlab run --resume ringlab-results/20261121-160000/result.json

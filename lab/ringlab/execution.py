@@ -37,7 +37,7 @@ class Order:
 
     arm: manifest.Arm
     kind: str
-    """The kind of its server: echo, http, or asgi."""
+    """The kind of its server: echo, http, asgi or wsgi."""
     workers: int
     feature: str = ""
     memory_bytes: float = math.inf

@@ -25,13 +25,15 @@ from typing import Any, TypeVar
 from ringlab import Refused, results, sources
 
 FILE_NAME = "target.toml"
-KINDS = ("echo", "http", "discard", "bind", "asgi", "loops", "files")
+KINDS = ("echo", "http", "discard", "bind", "asgi", "wsgi", "loops", "files")
 """The kinds of work that a program can be asked for."""
-WORKLOADS = ("bind", "http", "rtt", "echo", "asgi", "loops", "files")
+WORKLOADS = ("bind", "http", "rtt", "echo", "asgi", "wsgi", "loops", "files")
 SERVED = (*WORKLOADS, "discard")
 """The workloads that arms can serve, and what a workload of another name needs (workloads.LOADS)."""
 KIND_OF_WORKLOAD = {name: name for name in SERVED} | {"rtt": "echo"}
-SERVERS = ("echo", "http", "discard", "asgi")
+APPLICATIONS = ("asgi", "wsgi")
+"""The kinds of servers of Python applications, which are started for a feature that they may lack."""
+SERVERS = ("echo", "http", "discard", *APPLICATIONS)
 """The kinds that are loaded from another process."""
 SUBJECTS = ("loops", "files")
 """The kinds whose program measures one thing itself, and prints its figures; what it measures is appended to its command."""
@@ -44,7 +46,7 @@ PLACEHOLDERS = {
     "http": frozenset({"host", "port", "workers"}),
     "discard": frozenset({"host", "port", "workers"}),
     "bind": frozenset({"mode", "count", "concurrent"}),
-    "asgi": frozenset({"host", "port", "workers", "feature"}),
+    **dict.fromkeys(APPLICATIONS, frozenset({"host", "port", "workers", "feature"})),
     **dict.fromkeys(SUBJECTS, frozenset({"window", "warm_up", "server_cpus", "load_cpus", "load"})),
 }
 DETECT_TIMEOUT_S = 60

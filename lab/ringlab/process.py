@@ -30,7 +30,7 @@ from typing import IO, Any, Self
 import psutil
 
 from ringlab import figures, results
-from ringlab.manifest import MARK, RUN_MARK, Arm, last_line
+from ringlab.manifest import APPLICATIONS, MARK, RUN_MARK, Arm, last_line
 
 HOST = "127.0.0.1"
 PIDFD_GETFD = 438
@@ -249,7 +249,7 @@ class Server:
     """
 
     def __init__(self, arm: Arm, kind: str, workers: int, feature: str = "", host: str = HOST) -> None:
-        """Prepare to start what serves `kind`: echo, http, or asgi with a feature."""
+        """Prepare to start what serves `kind`: echo, http, or one of APPLICATIONS with a feature."""
         self.host = host
         self.arm = arm
         self.kind = kind
@@ -621,13 +621,13 @@ def listen_backlog(listener: socket.socket) -> int:
 def check_connection(server: Server) -> list[results.Check]:
     """Check whose an accepted socket is, and its options, after something has gone to and fro.
 
-    What an ASGI server is sent first depends on the cell, and so the load generator does that (runner.Race.first_client).
+    What a server of applications is sent first depends on the cell, and so the load generator does that (runner.Race.first_client).
     """
     message = b"ringlab looks at this connection"
     greeting = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" if server.kind == "http" else message
     try:
         with socket.create_connection((server.host, server.port), PROBE_TIMEOUT_S) as client:
-            if server.kind == "asgi":
+            if server.kind in APPLICATIONS:
                 check_owner(server, client.getsockname()[1], ACCEPT_TIMEOUT_S)
                 return []
             client.sendall(greeting)

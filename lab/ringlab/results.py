@@ -366,7 +366,7 @@ class Cell:
     name: Annotated[str, "A path: workload, then what tells it from its neighbours."]
     # Only older results have the workload loop.
     workload: Literal[
-        "bind", "http", "rtt", "loop", "echo", "asgi", "loops", "files", "sweep", "churn", "idle", "stream"
+        "bind", "http", "rtt", "loop", "echo", "asgi", "wsgi", "loops", "files", "sweep", "churn", "idle", "stream"
     ]
     title: str
     operation: Annotated[str, "The operation that is counted: 'message', 'request', 'bind', ..."]

@@ -264,7 +264,7 @@ class Race:
 
     def run_cell(self, plan: CellPlan, cell: results.Cell) -> None:
         """Measure a cell's rounds, as far as the result lacks them."""
-        if plan.workload == "asgi" and not cell.orders:
+        if plan.workload in manifest.APPLICATIONS and not cell.orders:
             self.leave_out_unable(plan, cell)
         contestants = [arm for arm in self.contestants(plan, cell) if arm.name in cell.arms]
         if not contestants:
@@ -501,7 +501,7 @@ class Race:
         """Load a server in one process from another."""
         with self.executor(plan).serve(self.order(plan, arm)) as serving:
             self.keep_checks(arm, serving.checks, sample)
-            if plan.workload == "asgi":
+            if plan.workload in manifest.APPLICATIONS:
                 self.first_client(plan, serving)
             if plan.sweeps:
                 self.sweep(plan, cell, arm, serving, sample)
@@ -611,7 +611,7 @@ class Race:
             raise SampleFailed(f"its first client: {event['void']}")
 
     def leave_out_unable(self, plan: CellPlan, cell: results.Cell) -> None:
-        """Find out which ASGI servers can't do what a cell is about, before it is measured."""
+        """Find out which servers of applications can't do what a cell is about, before it is measured."""
         for arm in self.contestants(plan):
             if arm.repeats:
                 continue
@@ -728,7 +728,7 @@ class Race:
     ) -> execution.Loaded:
         """Load an arm for at least `window_s`, in a run of its own, while an instrument looks into it."""
         with self.executor(plan).serve(self.order(plan, arm)) as serving:
-            if plan.workload == "asgi":
+            if plan.workload in manifest.APPLICATIONS:
                 self.first_client(plan, serving)
             # strace counts from the beginning, so nothing may be done that isn't counted as an operation.
             traced = instrument.tool == "strace"

@@ -1,13 +1,14 @@
 """The workloads: which cells they have at which scale, in which figures, and what makes a sample void."""
 
 import fnmatch
+import functools
 import statistics as averages
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from ringlab import Refused, figures, nearest, results, subjects, sweep
-from ringlab.manifest import KIND_OF_WORKLOAD, SERVERS, SUBJECTS, WORKLOADS, Arm
+from ringlab.manifest import APPLICATIONS, KIND_OF_WORKLOAD, SERVERS, SUBJECTS, WORKLOADS, Arm
 from ringlab.results import Metric
 
 ScaleName = Literal["quick", "normal", "publish"]
@@ -24,7 +25,7 @@ COMPARE_ROUNDS = 15
 LOADS = ("sweep", "churn", "idle", "stream")
 """Workloads that load the servers of echo, http or discard in other ways, so that arms needn't say that they serve these."""
 EVERY_WORKLOAD = (*WORKLOADS, *LOADS)
-QUICK_IF_ASKED = ("asgi", *LOADS)
+QUICK_IF_ASKED = (*APPLICATIONS, *LOADS)
 """A quick run has no time for these unless they are asked for."""
 LITTLES_LAW_MIN, LITTLES_LAW_MAX = 0.8, 1.2
 """Between these lies the number of operations in flight, as a share of what a closed loop keeps in flight."""
@@ -43,13 +44,13 @@ CLIENT_BUSY = 1 / CEILING_FACTOR
 """The share of a CPU that says the same, where no ceiling was measured."""
 LATE_SHARE = 0.5
 """Of an open loop's latency (p99), the share by which its requests were sent late, from which on that is the generator's latency."""
-START_S, START_ASGI_S, START_SUBJECT_S = 0.2, 1.2, 0.13
+START_S, START_APPLICATION_S, START_SUBJECT_S = 0.2, 1.2, 0.13
 """About what a sample takes beyond what is measured: for the estimate of the time left only."""
 FIRST_CLIENT_S = 5.0
-"""How long the first client of an ASGI server may take for its one request."""
+"""How long the first client of a server of applications may take for its one request."""
 
 SIZES = {"64B": 64, "1KB": 1024, "16KB": 16 * 1024, "64KB": 64 * 1024}
-ASGI_FIELDS = 20
+APPLICATION_FIELDS = 20
 HTTP2_STREAMS = 10
 IDLE_WINDOW_S = 0.2
 """Nothing happens in it, and the memory is looked up before."""
@@ -115,7 +116,9 @@ class CellPlan:
     """One thing to measure on every arm that serves it."""
 
     name: str
-    workload: Literal["bind", "http", "rtt", "echo", "asgi", "loops", "files", "sweep", "churn", "idle", "stream"]
+    workload: Literal[
+        "bind", "http", "rtt", "echo", "asgi", "wsgi", "loops", "files", "sweep", "churn", "idle", "stream"
+    ]
     title: str
     operation: str
     metrics: tuple[Metric, ...]
@@ -132,9 +135,9 @@ class CellPlan:
     protocol: Protocol | Literal[""] = ""
     """Whose servers one of LOADS loads: those of the workload of this name."""
     feature: str = ""
-    """The feature that an ASGI server is started for."""
+    """The feature that a server of applications is started for."""
     load_words: tuple[str, ...] = ()
-    """The load generator's arguments for a cell of asgi or of LOADS: its workload, and what to send and to expect."""
+    """The load generator's arguments for a cell of APPLICATIONS or of LOADS: its workload, and what to send and to expect."""
     subject_words: tuple[str, ...] = ()
     """The arguments of a subject's program: what it measures."""
     features: tuple[str, ...] = ()
@@ -208,8 +211,8 @@ class CellPlan:
         if self.kind in SUBJECTS:
             warm_up_s = scale.warm_up_s if self.connections else 0.3 * window_s
             return self.starts * START_SUBJECT_S + warm_up_s + window_s
-        if self.workload == "asgi":
-            start_s = START_ASGI_S
+        if self.workload in APPLICATIONS:
+            start_s = START_APPLICATION_S
         ramp_s = max(scale.ramp_s, self.ramp_s)
         return start_s + ramp_s + scale.warm_up_s + window_s + self.connections * 2e-4
 
@@ -421,76 +424,107 @@ def echo_cells() -> list[CellPlan]:
     return cells
 
 
-def asgi_cells() -> list[CellPlan]:
-    """Return the cells of servers of ASGI applications: lab/targets/asgi/applications.py has the applications."""
-    cells = []
+def application_cell(
+    workload: Literal["asgi", "wsgi"],
+    name: str,
+    title: str,
+    *words: str,
+    connections: int = 50,
+    operation: str = "request",
+    size_bytes: int = 0,
+    feature: str = "",
+    scales: frozenset[str] = QUICK,
+) -> CellPlan:
+    """Return a cell of servers of applications: which of these they serve follows from its feature."""
+    idle = "--idle" in words
+    return CellPlan(
+        name=f"{workload}/{name}/{connections}",
+        workload=workload,
+        title=f"{title}, on {plural(connections, 'connection')}",
+        operation="connection" if idle else operation,
+        metrics=(BYTES_PER_CONNECTION,) if idle else (SERVER_CPU, RATE, P50, P99),
+        scales=scales,
+        connections=connections,
+        size_bytes=size_bytes,
+        feature=feature or name,
+        load_words=words if words[:1] == ("websocket",) else ("http", *words),
+        ramp_s=IDLE_RAMP_S if idle else 0.0,
+        windows_s=dict.fromkeys(SCALES, IDLE_WINDOW_S) if idle else {},
+    )
 
-    def add(
-        name: str,
-        title: str,
-        *words: str,
-        connections: int = 50,
-        operation: str = "request",
-        size_bytes: int = 0,
-        feature: str = "",
-        scales: frozenset[str] = QUICK,
-    ) -> None:
-        idle = "--idle" in words
-        cells.append(
-            CellPlan(
-                name=f"asgi/{name}/{connections}",
-                workload="asgi",
-                title=f"{title}, on {plural(connections, 'connection')}",
-                operation="connection" if idle else operation,
-                metrics=(BYTES_PER_CONNECTION,) if idle else (SERVER_CPU, RATE, P50, P99),
-                scales=scales,
-                connections=connections,
-                size_bytes=size_bytes,
-                feature=feature or name,
-                load_words=words if words[:1] == ("websocket",) else ("http", *words),
-                ramp_s=IDLE_RAMP_S if idle else 0.0,
-                windows_s=dict.fromkeys(SCALES, IDLE_WINDOW_S) if idle else {},
-            )
-        )
+
+def body_cells(workload: Literal["asgi", "wsgi"]) -> list[CellPlan]:
+    """Return the cells of bodies and header fields, without a framework."""
+    cell = functools.partial(application_cell, workload)
 
     def each(option: str, name: str) -> list[str]:
         return [
             word
-            for number in range(ASGI_FIELDS)
+            for number in range(APPLICATION_FIELDS)
             for word in (option, f"x-{name}-{number}: value {number} of the {name}")
         ]
 
-    add("hello", "an answer of 13 bytes")
-    add("hello", "an answer of 13 bytes", connections=500, scales=NORMAL)
-    add("hello-log", "an answer of 13 bytes, with an access log to /dev/null")
+    cells = []
     for size, size_bytes, scales in (("1KB", 1024, QUICK), ("1MB", 1 << 20, NORMAL)):
         sent = ("--send", str(size_bytes), "--body", str(size_bytes))
         title = f"POST of {size}, answered with its length"
-        add(f"post/{size}", title, *sent, size_bytes=size_bytes, feature="post", scales=scales)
-    add("stream", "100 chunks of 100 bytes", "--body", "0123456789", "--times", "1000", size_bytes=10_000)
+        cells.append(cell(f"post/{size}", title, *sent, size_bytes=size_bytes, feature="post", scales=scales))
+    chunks = ("--body", "0123456789", "--times", "1000")
     fields = [*each("--header", "request"), *each("--expect-header", "answer")]
-    add("headers", f"{ASGI_FIELDS} header fields each way", *fields, "--body", str(ASGI_FIELDS))
-    add("starlette", "Starlette's hello world")
-    add("fastapi", "FastAPI's hello world in JSON", "--body", '{"message":"Hello, World!"}')
-    message = ("websocket", "--size", "1024")
-    title = "WebSocket messages of 1 KB there and back"
-    add("websocket/1KB", title, *message, operation="message", size_bytes=1024, feature="websocket")
-    add("tls", "an answer of 13 bytes over TLS 1.3", "--tls")
-    add("http2", "an answer of 13 bytes over HTTP/2 without TLS", "--http2")
-    streams = ("--http2", "--tls", "--pipeline", str(HTTP2_STREAMS))
-    add("http2-tls", f"an answer of 13 bytes over HTTP/2 with TLS 1.3, {HTTP2_STREAMS} streams at a time", *streams)
+    return [
+        *cells,
+        cell("stream", "100 chunks of 100 bytes", *chunks, size_bytes=10_000),
+        cell("headers", f"{APPLICATION_FIELDS} header fields each way", *fields, "--body", str(APPLICATION_FIELDS)),
+    ]
+
+
+def file_cell(workload: Literal["asgi", "wsgi"], title: str) -> CellPlan:
+    """Return the cell of a file that is sent."""
     content = ("--body", "0123456789abcdef", "--times", "65536")
-    add("file/1MB", "Starlette's FileResponse of 1 MB", *content, size_bytes=1 << 20, feature="file", scales=NORMAL)
-    add("idle", "connections that rest after a request", "--idle", connections=10_000, scales=NORMAL)
-    add(
-        "idle-tls",
-        "connections with TLS 1.3 that rest after a request",
-        "--idle",
-        "--tls",
-        connections=2000,
-        scales=NORMAL,
-    )
-    return cells
+    return application_cell(workload, "file/1MB", title, *content, size_bytes=1 << 20, feature="file", scales=NORMAL)
+
+
+def asgi_cells() -> list[CellPlan]:
+    """Return the cells of servers of ASGI applications: lab/targets/asgi/applications.py has the applications."""
+    cell = functools.partial(application_cell, "asgi")
+    message = ("websocket", "--size", "1024")
+    streams = ("--http2", "--tls", "--pipeline", str(HTTP2_STREAMS))
+    http2_tls = f"an answer of 13 bytes over HTTP/2 with TLS 1.3, {HTTP2_STREAMS} streams at a time"
+    resting = "connections with TLS 1.3 that rest after a request"
+    return [
+        cell("hello", "an answer of 13 bytes"),
+        cell("hello", "an answer of 13 bytes", connections=500, scales=NORMAL),
+        cell("hello-log", "an answer of 13 bytes, with an access log to /dev/null"),
+        *body_cells("asgi"),
+        cell("starlette", "Starlette's hello world"),
+        cell("fastapi", "FastAPI's hello world in JSON", "--body", '{"message":"Hello, World!"}'),
+        cell(
+            "websocket/1KB",
+            "WebSocket messages of 1 KB there and back",
+            *message,
+            operation="message",
+            size_bytes=1024,
+            feature="websocket",
+        ),
+        cell("tls", "an answer of 13 bytes over TLS 1.3", "--tls"),
+        cell("http2", "an answer of 13 bytes over HTTP/2 without TLS", "--http2"),
+        cell("http2-tls", http2_tls, *streams),
+        file_cell("asgi", "Starlette's FileResponse of 1 MB"),
+        cell("idle", "connections that rest after a request", "--idle", connections=10_000, scales=NORMAL),
+        cell("idle-tls", resting, "--idle", "--tls", connections=2000, scales=NORMAL),
+    ]
+
+
+def wsgi_cells() -> list[CellPlan]:
+    """Return the cells of servers of WSGI applications: lab/targets/wsgi/applications.py has the applications."""
+    cell = functools.partial(application_cell, "wsgi")
+    return [
+        cell("hello", "an answer of 13 bytes"),
+        *body_cells("wsgi"),
+        file_cell("wsgi", "a file of 1 MB, by wsgi.file_wrapper where there is one"),
+        cell("flask", "Flask's hello world"),
+        cell("django", "Django's hello world"),
+    ]
 
 
 def native_cells() -> list[CellPlan]:
@@ -650,6 +684,7 @@ CELLS = (
     *rtt_cells(),
     *echo_cells(),
     *asgi_cells(),
+    *wsgi_cells(),
     *sweep_cells(),
     *churn_cells(),
     *idle_cells(),

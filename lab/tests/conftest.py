@@ -32,6 +32,7 @@ http = "{{python}} -IS {server} http --host {{host}} --port {{port}} --workers {
 discard = "{{python}} -IS {server} discard --host {{host}} --port {{port}} --cost {cost} --fault '{fault}'"
 bind = "{{python}} -IS {server} bind --count {{count}} --cost {cost} --fault '{fault}'"
 asgi = "{{python}} -IS {server} asgi --host {{host}} --port {{port}} --feature {{feature}} --cost {cost} --fault '{fault}'"
+wsgi = "{{python}} -IS {server} wsgi --host {{host}} --port {{port}} --feature {{feature}} --cost {cost} --fault '{fault}'"
 loops = "{{python}} -IS FAKES/subject.py --cost {cost} --fault '{fault}'"
 [ready]
 timeout_s = 60

@@ -151,7 +151,7 @@ def test_a_quick_run_leaves_out_lesser_variants_unless_they_are_named(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("run", "ftp"), "there is no workload or cell 'ftp'; workloads: bind, http, rtt, echo, asgi"),
+        (("run", "ftp"), "there is no workload or cell 'ftp'; workloads: bind, http, rtt, echo, asgi, wsgi"),
         (("run", "loop/call_soon"), f"there is no workload or cell 'loop/call_soon'; did you mean {CALL_SOON}"),
         (("run", "--targets", "none"), "there is no target 'none'; did you mean one? `ringlab targets` lists all"),
         (("run", "--quick", "--publish"), "--quick and --publish can't be combined"),
@@ -849,14 +849,19 @@ def test_ctrl_c_before_it_has_begun_ends_it_quietly(tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
-def test_a_quick_run_has_no_asgi_cells_unless_they_are_asked_for() -> None:
+@pytest.mark.parametrize("workload", manifest.APPLICATIONS)
+def test_a_quick_run_has_no_servers_of_applications_unless_they_are_asked_for(workload: str) -> None:
     def chosen(asked: list[str], scale: workloads.ScaleName) -> set[str]:
         return {cell.workload for cell in workloads.choose(asked, scale)}
 
-    assert "asgi" not in chosen([], "quick")
-    assert "asgi" in chosen([], "normal")
-    assert chosen(["asgi"], "quick") == {"asgi"}
+    assert workload not in chosen([], "quick")
+    assert workload in chosen([], "normal")
+    assert chosen([workload], "quick") == {workload}
+
+
+def test_a_quick_run_has_cells_of_other_scales_if_they_are_named() -> None:
     assert [cell.name for cell in workloads.choose(["asgi/idle*"], "quick")] == [
         "asgi/idle/10000",
         "asgi/idle-tls/2000",
     ]
+    assert [cell.name for cell in workloads.choose(["wsgi/file/*"], "quick")] == ["wsgi/file/1MB/50"]

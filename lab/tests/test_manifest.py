@@ -123,7 +123,7 @@ def test_a_target_without_variants_is_an_arm(tmp_path: Path) -> None:
         (
             'workloads = ["rtt"]',
             'workloads = ["ftp"]',
-            "variants[1].workloads accepts bind, http, rtt, echo, asgi, loops, files, discard, not 'ftp'",
+            "variants[1].workloads accepts bind, http, rtt, echo, asgi, wsgi, loops, files, discard, not 'ftp'",
         ),
         ('name = "good-two"', 'name = "good two"', "variants[1].name is 'good two'; use letters, digits"),
         ('artefact = "{build}/server"', "", "build.artefact is missing: the file that the command makes"),
@@ -172,7 +172,9 @@ def test_a_whole_number_has_64_bits(place: str, number: str, tmp_path: Path) -> 
 
 
 def test_a_target_without_commands_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(manifest.ManifestError, match="has no command; add one of echo, http, discard, bind, asgi"):
+    with pytest.raises(
+        manifest.ManifestError, match="has no command; add one of echo, http, discard, bind, asgi, wsgi"
+    ):
         read(tmp_path, 'name = "good"\nlanguage = "C"\ntitle = "t"\n')
 
 

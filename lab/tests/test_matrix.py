@@ -25,6 +25,7 @@ CELLS = (
     "echo/stream/1",
     "stream/discard/1",
     "asgi/hello/50",
+    "wsgi/hello/50",
     "loops/echo/protocol/1KB/50",
     "files/pread_4KB",
     "churn/http/50",

@@ -115,7 +115,7 @@ def test_a_worker_that_has_left_the_servers_tree_is_one_of_its_processes(make_ta
             assert variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
 
 
-@pytest.mark.parametrize("kind", ["echo", "discard", "asgi"])
+@pytest.mark.parametrize("kind", ["echo", "discard", "asgi", "wsgi"])
 def test_a_worker_that_has_left_its_mark_as_well_is_not_measured(
     kind: str, make_targets: MakeTargets, monkeypatch: pytest.MonkeyPatch
 ) -> None:

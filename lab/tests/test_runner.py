@@ -722,8 +722,9 @@ def test_an_arm_that_cannot_do_what_a_cell_is_about_is_left_out_of_it(make_race:
     assert results.Result.read(race.output) == race.result
 
 
-def test_a_cell_that_no_arm_can_do_is_left_out(make_race: MakeRace) -> None:
-    race = make_race(["asgi/tls/50"], rounds=2, one=1.0, faults={"one": "without-tls"})
+@pytest.mark.parametrize(("name", "feature"), [("asgi/tls/50", "tls"), ("wsgi/file/1MB/50", "file")])
+def test_a_cell_that_no_arm_can_do_is_left_out(name: str, feature: str, make_race: MakeRace) -> None:
+    race = make_race([name], rounds=2, one=1.0, faults={"one": f"without-{feature}"})
     race.run()
     (cell,) = race.result.cells
     assert cell.left_out == "no arm that can run here can do it"
@@ -740,15 +741,16 @@ def test_idle_connections_are_measured_by_their_memory(make_race: MakeRace) -> N
     assert race.result.cells[0].primary.key == "rss_per_connection_bytes"
 
 
+@pytest.mark.parametrize("name", ["asgi/hello/50", "wsgi/hello/50"])
 @pytest.mark.parametrize(
     ("trouble", "reason"),
     [("early-mismatch", "wrong body"), ("first-mismatch", "its first client: mismatch: wrong body")],
 )
 def test_a_wrong_byte_before_the_window_voids_the_sample(
-    trouble: str, reason: str, make_race: MakeRace, monkeypatch: pytest.MonkeyPatch
+    trouble: str, reason: str, name: str, make_race: MakeRace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_LOAD_TROUBLE", trouble)
-    race = make_race(["asgi/hello/50"], rounds=2, one=1.0)
+    race = make_race([name], rounds=2, one=1.0)
     race.options.again = False
     race.run()
     assert [sample.status for sample in race.result.cells[0].samples] == ["void", "void"]

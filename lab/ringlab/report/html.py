@@ -20,6 +20,7 @@ WORKLOADS = {
     "loop": "Loop: what an event loop costs by itself",
     "echo": "Echo under load",
     "asgi": "ASGI: servers of web applications",
+    "wsgi": "WSGI: servers of web applications",
     "loops": "Loops: Python's event loops, interface by interface",
     "files": "Files: libraries for asynchronous files in Python",
     "sweep": "Sweep: rising rates, up to the knee",

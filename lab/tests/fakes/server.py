@@ -55,7 +55,7 @@ def serve(connection: socket.socket, options: Options, number: int) -> None:
                 subprocess.run([sys.executable, "-c", "sum(range(5_000_000))"], check=True)
             received += len(data)
             if options.what != "discard":
-                connection.sendall(ANSWER if options.what in ("http", "asgi") else data)
+                connection.sendall(ANSWER if options.what in ("http", "asgi", "wsgi") else data)
         if options.what == "discard":
             lie = options.fault == "miscounts" or (options.fault == "miscounts-later" and number > 1)
             connection.sendall(b"%d\n" % (1000 if lie else received))
