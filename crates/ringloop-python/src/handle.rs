@@ -130,12 +130,13 @@ pub(crate) struct HandleRef(NonNull<ffi::PyObject>);
 // SAFETY: a handle is only touched under the GIL.
 unsafe impl Send for HandleRef {}
 
-/// Writes the content of a new handle field by field: as a whole it would be copied from the stack, in larger parts than it
-/// was written there, for which the processor waits.
+/// Writes the content of a new handle field by field. As a whole it would be written to the stack, and copied from there in
+/// larger pieces than it was written in, which stalls the processor.
 ///
 /// # Safety
 /// The GIL is held, every pointer in `call` is a live object, and `event_loop` is a live instance of `Loop`. `handle` has
-/// room for a `Handle`. Nobody else has the context if it is a copy.
+/// room for a `Handle`. `spill` has the arguments if there are more than `INLINE_ARGUMENTS`. Nobody else has the context if
+/// it is a copy.
 #[inline(always)]
 unsafe fn write(
     handle: *mut Handle,
@@ -163,6 +164,7 @@ unsafe fn write(
             arguments.write(spill);
             1
         } else {
+            debug_assert!(call.arguments.len() <= INLINE_ARGUMENTS);
             for (at, &argument) in call.arguments.iter().enumerate() {
                 arguments.add(at).write(Some(Owned::new(argument)));
             }

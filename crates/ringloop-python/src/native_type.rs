@@ -295,19 +295,24 @@ unsafe extern "C" fn clear<T: Native>(object: *mut ffi::PyObject) -> c_int {
     0
 }
 
-/// Makes the type, and adds it to the module by the last part of its name. To be called once, before there are objects.
+/// Makes the type, and adds it to the module by the last part of its name.
+///
+/// It is made once. The module is executed again if it is imported after it was removed from `sys.modules`: the new
+/// module gets the same type, because objects of it may be alive or kept.
 pub(crate) fn add_to<T: Native>(module: &Bound<'_, PyModule>) -> PyResult<()> {
     static HEADER: PyOnceLock<()> = PyOnceLock::new();
     let py = module.py();
-    let class = make::<T>(py)?;
-    // SAFETY: the GIL is held, and the type is complete. It lives for ever.
-    let object = unsafe {
-        HEADER.get_or_try_init(py, || learn_header(py, class))?;
-        Bound::from_borrowed_ptr(py, class.cast())
-    };
-    T::class().object.set(class);
-    let room = vec![ptr::null_mut(); T::KEPT_MAX].leak();
-    T::class().kept.set(room.as_mut_ptr());
+    let class = T::class();
+    if class.object.get().is_null() {
+        let object = make::<T>(py)?;
+        // SAFETY: the GIL is held, and the type is complete. There are no objects of it yet.
+        unsafe { HEADER.get_or_try_init(py, || learn_header(py, object))? };
+        let room = vec![ptr::null_mut(); T::KEPT_MAX].leak();
+        class.kept.set(room.as_mut_ptr());
+        class.object.set(object);
+    }
+    // SAFETY: the GIL is held. The type is complete, and lives for ever.
+    let object = unsafe { Bound::from_borrowed_ptr(py, class.object.get().cast()) };
     let name = T::NAME.to_string_lossy();
     let name = name.rsplit_once('.').map_or(&*name, |(_, name)| name);
     module.add(name, object)
