@@ -106,6 +106,60 @@ def test_shutting_down_what_is_ending_waits_for_its_end(loop, records, turns):
     assert records.count(("INFO", "Shutting down")) == 1
 
 
+def test_an_end_that_is_cancelled_is_made_up_for_by_serve(loop):
+    async def main():
+        asked, cancelled = asyncio.Event(), asyncio.Event()
+
+        async def app(scope, receive, send):
+            asked.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled.set()
+
+        server = server_of(app, timeout_graceful_shutdown=None)
+        task = await start(server)
+        getting = asyncio.ensure_future(get(server))
+        await asked.wait()
+        ending = asyncio.ensure_future(server.shutdown())
+        server.should_exit = True
+        await support.turns(20)
+        ending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await ending
+        server.force_exit = True
+        await task
+        assert cancelled.is_set()
+        await asyncio.wait([getting])
+
+    loop.run_until_complete(main())
+
+
+def test_shutting_down_what_has_not_started_does_nothing(loop):
+    async def main():
+        begun, go_on = asyncio.Event(), asyncio.Event()
+
+        async def app(scope, receive, send):
+            assert (await receive())["type"] == "lifespan.startup"
+            begun.set()
+            await go_on.wait()
+            await send({"type": "lifespan.startup.complete"})
+            assert (await receive())["type"] == "lifespan.shutdown"
+            await send({"type": "lifespan.shutdown.complete"})
+
+        server = server_of(app, lifespan="on")
+        task = asyncio.ensure_future(server.serve())
+        await begun.wait()
+        await server.shutdown()
+        go_on.set()
+        await support.until(lambda: server.started)
+        server.should_exit = True
+        await task
+        assert server.servers[0].sockets == ()
+
+    loop.run_until_complete(main())
+
+
 def test_sockets_that_are_given(loop):
     async def main():
         with socket.socket() as sock:

@@ -61,7 +61,8 @@ class Server:
         self._should_exit = False
         self._force_exit = False
         self._is_draining = False
-        self._has_ended = asyncio.Event()
+        self._ending = asyncio.Lock()
+        self._has_ended = False
         self._loop: EventLoop | None = None
         self._exit_asked = asyncio.Event()
         self._force_asked = asyncio.Event()
@@ -122,6 +123,7 @@ class Server:
                 "or loop_factory=ringloop.new_event_loop"
             )
         self._loop = loop
+        self._has_ended = False
         if self._should_exit:
             self._exit_asked.set()
         if self._force_exit:
@@ -183,19 +185,16 @@ class Server:
         await self._exit_asked.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End connections, requests and the application, in this order. `serve` does so itself when it is told to end: then
-        this only waits until it has.
+        """End connections, requests and the application, in this order. Do nothing if the server hasn't started.
+
+        `serve` does so itself when it is told to end: then this only waits until it has.
         """
-        if self._loop is None:
-            return
-        if self._is_draining:
-            await self._has_ended.wait()
-            return
-        self._is_draining = True
-        try:
+        async with self._ending:
+            if self._loop is None or not self.started or self._has_ended:
+                return
+            self._is_draining = True
             await self._shut_down(sockets or [])
-        finally:
-            self._has_ended.set()
+            self._has_ended = True
 
     async def _shut_down(self, sockets: list[socket.socket]) -> None:
         logger.info("Shutting down")
