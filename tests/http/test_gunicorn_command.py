@@ -28,6 +28,8 @@ async def asgi(scope, receive, send):
     await send({"type": "http.response.body", "body": b"asgi"})
 """
 USUAL = ["--timeout-graceful-shutdown", "30"]
+PARENT = ["--workers-lifetime", "1000000000", "--timeout-worker-healthcheck", "30"]
+IN_THREADS = "ringloop-gunicorn: views run in several threads of each worker; use --threads 1 to run one at a time\n"
 
 
 @pytest.fixture
@@ -57,22 +59,24 @@ def words(folder, capsys):
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("project.wsgi", [*USUAL, "--no-access-log", "--interface", "wsgi", "project.wsgi:application"]),
-        ("project.wsgi --log-file -", [*USUAL, "--no-access-log", "--interface", "wsgi", "project.wsgi:application"]),
+        ("project.wsgi", [*USUAL, "--no-access-log", *PARENT, "--interface", "wsgi", "project.wsgi:application"]),
+        ("a.wsgi --log-file -", [*USUAL, "--no-access-log", *PARENT, "--interface", "wsgi", "a.wsgi:application"]),
         (
             "app:app -w 4 --threads 8 --access-logfile -",
-            ["--workers", "4", "--wsgi-threads", "8", *USUAL, "--interface", "wsgi", "app:app"],
+            ["--workers", "4", "--wsgi-threads", "8", *USUAL, *PARENT, "--interface", "wsgi", "app:app"],
         ),
-        ("'app:make()'", [*USUAL, "--no-access-log", "--interface", "wsgi", "--factory", "app:make"]),
-        ("a:b -k uvicorn.workers.UvicornWorker", [*USUAL, "--no-access-log", "a:b"]),
-        ("a:b -k uvicorn_worker.UvicornWorker", [*USUAL, "--no-access-log", "a:b"]),
-        ("a:b -k asgi", [*USUAL, "--no-access-log", "a:b"]),
+        ("'app:make()'", [*USUAL, "--no-access-log", *PARENT, "--interface", "wsgi", "--factory", "app:make"]),
+        ("a:b -k uvicorn.workers.UvicornWorker", [*USUAL, "--no-access-log", *PARENT, "a:b"]),
+        ("a:b -k uvicorn_worker.UvicornWorker", [*USUAL, "--no-access-log", *PARENT, "a:b"]),
+        ("a:b -k asgi", [*USUAL, "--no-access-log", *PARENT, "a:b"]),
         # Prefixes of options, as argparse has them.
-        ("a:b -k asgi --thr 3", ["--wsgi-threads", "3", *USUAL, "--no-access-log", "a:b"]),
+        ("a:b -k asgi --thr 3", ["--wsgi-threads", "3", *USUAL, "--no-access-log", *PARENT, "a:b"]),
     ],
 )
 def test_command_lines(words, line, expected):
-    assert words(line) == (expected, "")
+    found, errors = words(line)
+    assert found == expected
+    assert errors == (IN_THREADS if "wsgi" in found and "--wsgi-threads" not in found else "")
 
 
 @pytest.mark.parametrize(
@@ -91,9 +95,10 @@ def test_command_lines(words, line, expected):
         ("--timeout 0", "--timeout-worker-healthcheck 1000000000"),
         ("--graceful-timeout 5", "--timeout-graceful-shutdown 5"),
         ("--keep-alive 0", "--timeout-keep-alive 0"),
-        ("--max-requests 9 --max-requests-jitter 2", "--limit-max-requests 9 --workers-lifetime 1000000000"),
+        ("--max-requests 9 --max-requests-jitter 2", "--limit-max-requests 9"),
         ("--max-requests-jitter 2", "--limit-max-requests-jitter 2"),
         ("--log-level INFO", "--log-level info"),
+        ("--log-level warn", "--log-level warning"),
         ("--access-logfile /dev/null", "--no-access-log"),
         ("--certfile a --keyfile b --ca-certs c", "--ssl-certfile a --ssl-keyfile b --ssl-ca-certs c"),
         ("--forwarded-allow-ips=*", "--forwarded-allow-ips '*'"),
@@ -143,7 +148,9 @@ def test_what_is_refused(words, options, message):
     assert f": {message}" in errors
 
 
-@pytest.mark.parametrize(("name", "message"), [("a:b(1)", "has arguments"), ("a:b(", "is no name of an attribute")])
+@pytest.mark.parametrize(
+    ("name", "message"), [("a:b(1)", "has arguments"), ("a:b(", "is neither an attribute name nor a function call")]
+)
 def test_applications_that_are_refused(name, message):
     with pytest.raises(GunicornError, match=message):
         translate({"wsgi_app": name})
@@ -156,15 +163,36 @@ def test_the_command_line_that_is_shown_has_all_of_it(folder):
 
 
 def test_what_is_ignored_is_named_in_one_line(words):
-    _, errors = words("project --preload -n name --worker-tmp-dir /dev/shm")
+    _, errors = words("project --threads 2 --preload -n name --worker-tmp-dir /dev/shm")
     names = "--preload, --worker-tmp-dir, --name"
     assert errors == f"ringloop-gunicorn: ignored, because `ringloop serve` has no such option: {names}\n"
 
 
-def test_worker_classes_with_one_view_at_a_time_are_told_about_threads(words):
-    for name in ("sync", "gevent", "eventlet", "tornado", "gunicorn.workers.ggevent.GeventWorker"):
-        assert "views run in threads; with --threads 1, one at a time" in words(f"project -k {name}")[1]
-    assert words("project -k gthread")[1] == ""
+def test_worker_classes_with_green_threads_are_told_about_threads(words):
+    for name in ("gevent", "eventlet", "tornado"):
+        assert "views run in threads, as many at a time as --threads says" in words(f"project -k {name}")[1]
+    assert words("project -k gthread")[1] == IN_THREADS
+    assert words("project -k sync --threads 1")[1] == ""
+
+
+def test_a_reloader_is_the_parent_already(words):
+    assert "--workers-lifetime" not in words("project --reload")[0]
+
+
+def test_sockets_of_systemd_come_before_an_address():
+    found = translate({"wsgi_app": "a", "bind": ["unix:/run/gunicorn.sock"]}, "5000", is_given_sockets=True)
+    assert not {"--uds", "--port"} & set(found.words)
+
+
+def test_defaults_that_a_file_repeats_ask_for_nothing():
+    settings = {"wsgi_app": "a", "umask": 0, "logger_class": "gunicorn.glogging.Logger", "proxy_protocol": False}
+    assert translate(settings).words == translate({"wsgi_app": "a"}).words
+
+
+def test_all_that_is_refused_is_named_at_once():
+    with pytest.raises(GunicornError) as raised:
+        translate({"wsgi_app": "a", "daemon": True, "umask": 2, "on_exit": print})
+    assert re.findall(r"(\S+) is not supported", str(raised.value)) == ["--daemon", "--umask", "'on_exit'"]
 
 
 def test_the_order_is_file_environment_command_line(words, folder, monkeypatch):

@@ -31,6 +31,7 @@ NAME = "ringloop-gunicorn"
 _PAGE = f"{DOCUMENTATION}/migrating-gunicorn.md"
 _FILE = "gunicorn.conf.py"
 _GRACEFUL_S = 30
+_TIMEOUT_S = 30
 
 _WSGI_WORKERS = ("sync", "gthread", "gevent", "gevent_wsgi", "gevent_pywsgi", "eventlet", "tornado")
 _ASGI_WORKER = re.compile(r"asgi|gunicorn\.workers\.gasgi\.\w+|uvicorn(\.workers|_worker)\.\w+")
@@ -53,6 +54,8 @@ class Setting:
     """The option of `ringloop serve` that means the same."""
     instead: str | None = None
     """Why it is refused, and what to do instead."""
+    default: Any = None
+    """gunicorn's default, if a file may give it. It asks for nothing."""
     special: str | None = None
     """For the help: a method of `_Translation` translates it."""
 
@@ -66,8 +69,8 @@ def _same(name: str, spelling: str, serve: str, kind: str = "text") -> Setting:
     return Setting(name, tuple(spelling.split()), kind, serve=serve)
 
 
-def _refused(name: str, spelling: str, instead: str, kind: str = "text") -> Setting:
-    return Setting(name, tuple(spelling.split()), kind, instead=instead)
+def _refused(name: str, spelling: str, instead: str, kind: str = "text", default: Any = None) -> Setting:
+    return Setting(name, tuple(spelling.split()), kind, instead=instead, default=default)
 
 
 def _special(name: str, spelling: str, help: str, kind: str = "text") -> Setting:
@@ -124,12 +127,12 @@ SETTINGS = (
     _refused("daemon", "-D --daemon", f"{_SYSTEMD}: systemd runs it in the background", "flag"),
     _refused("user", "-u --user", f"{_SYSTEMD}: User="),
     _refused("group", "-g --group", f"{_SYSTEMD}: Group="),
-    _refused("umask", "-m --umask", f"{_SYSTEMD}: UMask="),
+    _refused("umask", "-m --umask", f"{_SYSTEMD}: UMask=", default=0),
     _refused("pidfile", "-p --pid", f"{_SYSTEMD}: systemd knows its processes"),
     _refused("logconfig", "--log-config", _LOGS),
     _refused("logconfig_json", "--log-config-json", _LOGS),
     _refused("logconfig_dict", "", _LOGS),
-    _refused("logger_class", "--logger-class", _LOGS),
+    _refused("logger_class", "--logger-class", _LOGS, default="gunicorn.glogging.Logger"),
     _refused("syslog", "--log-syslog", _LOGS, "flag"),
     _refused("statsd_host", "--statsd-host", "set RINGLOOP_METRICS=/metrics for metrics in Prometheus's format"),
     _refused("paste", "--paste --paster", "name a module that makes the application"),
@@ -234,24 +237,29 @@ class Translation:
         return shlex.join([*(["env"] if words else []), *words, "ringloop", "serve", *self.words])
 
 
-def translate(settings: Mapping[str, Any], port: str | None = None) -> Translation:
+def translate(settings: Mapping[str, Any], port: str | None = None, *, is_given_sockets: bool = False) -> Translation:
     """Return what these settings mean; `wsgi_app` is the application. `port` is the environment's PORT.
 
-    The names are those of a configuration file. Raise GunicornError.
+    The names are those of a configuration file. systemd's sockets come before `bind` and PORT. Raise GunicornError.
     """
     given = {name: value for name, value in settings.items() if not _is_nothing(value)}
+    if is_given_sockets:
+        given.pop("bind", None)
+        port = None
     found = Translation()
-    ignored = []
+    ignored, refused = [], []
     for setting in SETTINGS:
         if setting.name not in given:
             continue
         value = given[setting.name]
-        if setting.instead is not None:
-            raise GunicornError(f"{_spelling(setting)} is not supported: {setting.instead}. See {_PAGE}")
+        if setting.instead is not None and str(value) != str(setting.default):
+            refused.append(f"{_spelling(setting)} is not supported: {setting.instead}")
         if setting.serve is not None:
             found.words += _words(setting.serve, setting.kind, value)
         elif setting.is_ignored:
             ignored.append(_spelling(setting))
+    if refused:
+        raise GunicornError("; ".join(refused) + f". See {_PAGE}")
     for name, method in _SPECIAL.items():
         if name in given:
             method(found, given[name])
@@ -262,8 +270,15 @@ def translate(settings: Mapping[str, Any], port: str | None = None) -> Translati
     if "accesslog" not in given:
         found.words.append("--no-access-log")
     is_asgi = _ASGI_WORKER.fullmatch(str(given.get("worker_class"))) is not None
+    if "reload" not in given:
+        # With a lifetime there is a parent, as under gunicorn, which replaces workers and takes signals, even if there is only one.
+        found.words += ["--workers-lifetime", str(LONGEST_S)]
+    if "timeout" not in given:
+        _timeout(found, _TIMEOUT_S)
     if not is_asgi:
         found.words += ["--interface", "wsgi"]
+        if "threads" not in given:
+            found.notes.append("views run in several threads of each worker; use --threads 1 to run one at a time")
         if "timeout" in given:
             found.notes.append("--timeout replaces a worker that hangs; it does not stop a slow view")
     if ignored:
@@ -311,7 +326,7 @@ def _application(name: Any) -> list[str]:
     try:
         expression = ast.parse(attribute.strip(), mode="eval").body
     except SyntaxError:
-        raise GunicornError(f"{attribute!r} in {name!r} is no name of an attribute, and no call") from None
+        raise GunicornError(f"{attribute!r} in {name!r} is neither an attribute name nor a function call") from None
     if not isinstance(expression, ast.Call):
         return [str(name)]
     if expression.args or expression.keywords:
@@ -352,8 +367,8 @@ def _worker_class(found: Translation, value: Any) -> None:
     if not _WSGI_WORKER.fullmatch(str(value)):
         known = "sync, gthread, asgi or uvicorn.workers.UvicornWorker"
         raise GunicornError(f"--worker-class {value} is not supported: use {known}. See {_PAGE}")
-    if "gthread" not in str(value):
-        found.notes.append(f"--worker-class {value}: views run in threads; with --threads 1, one at a time")
+    if str(value).startswith(("gevent", "eventlet", "tornado")):
+        found.notes.append(f"--worker-class {value}: views run in threads, as many at a time as --threads says")
 
 
 def _timeout(found: Translation, value: Any) -> None:
@@ -366,8 +381,7 @@ def _graceful_timeout(found: Translation, value: Any) -> None:
 
 def _max_requests(found: Translation, value: Any) -> None:
     if number := _number("--max-requests", value):
-        # With a lifetime there is a parent, which replaces the worker, even if there is only one.
-        found.words += ["--limit-max-requests", str(number), "--workers-lifetime", str(LONGEST_S)]
+        found.words += ["--limit-max-requests", str(number)]
 
 
 def _access_log(found: Translation, value: Any) -> None:
@@ -380,7 +394,9 @@ def _access_log(found: Translation, value: Any) -> None:
 
 
 def _error_log(found: Translation, value: Any) -> None:
-    if value not in ("-", "/dev/stderr"):
+    if value == "/dev/stdout":
+        found.notes.append("--error-logfile /dev/stdout: the log goes to standard error")
+    elif value not in ("-", "/dev/stderr"):
         raise GunicornError(f"--error-logfile {value} is not supported: use -, and redirect standard error, or {_LOGS}")
 
 
@@ -425,7 +441,9 @@ _SPECIAL: dict[str, Callable[[Translation, Any], None]] = {
     "max_requests": _max_requests,
     "accesslog": _access_log,
     "errorlog": _error_log,
-    "loglevel": lambda found, value: found.words.extend(["--log-level", str(value).lower()]),
+    "loglevel": lambda found, value: found.words.extend(
+        ["--log-level", {"warn": "warning"}.get(str(value).lower(), str(value).lower())]
+    ),
     "http_protocols": _http_protocols,
     "raw_env": _environment,
     "chdir": _directory,
@@ -495,7 +513,7 @@ def _import(name: str) -> dict[str, Any]:
 
 @calls_user
 def _run(path: str, source: bytes) -> dict[str, Any]:
-    content: dict[str, Any] = {"__name__": "__config__", "__file__": path}
+    content: dict[str, Any] = {"__name__": "__config__", "__file__": os.path.abspath(path)}
     exec(compile(source, path, "exec"), content)
     return content
 
@@ -521,7 +539,8 @@ def main(arguments: Sequence[str], program: str) -> NoReturn:
     sys.path.insert(0, os.getcwd())
     try:
         settings = _read(parser, arguments)
-        found = translate(settings, os.environ.get("PORT"))
+        is_given_sockets = os.environ.get("LISTEN_PID") == str(os.getpid())
+        found = translate(settings, os.environ.get("PORT"), is_given_sockets=is_given_sockets)
     except GunicornError as error:
         parser.exit(2, f"{program}: {error}\n")
     for note in found.notes:
