@@ -137,6 +137,10 @@ unsafe impl Send for HandleRef {}
 /// The GIL is held, every pointer in `call` is a live object, and `event_loop` is a live instance of `Loop`. `handle` has
 /// room for a `Handle`. `spill` has the arguments if there are more than `INLINE_ARGUMENTS`. Nobody else has the context if
 /// it is a copy.
+#[expect(
+    clippy::inline_always,
+    reason = "it is called in two places, and passes its arguments through memory if it is not inlined"
+)]
 #[inline(always)]
 unsafe fn write(
     handle: *mut Handle,
