@@ -416,17 +416,30 @@ impl HandleRef {
                 ffi::PyErr_Clear();
                 result = run_by(self);
             }
-            let outcome = if result.is_null() {
-                report(py, self)
-            } else {
-                ffi::Py_DECREF(result);
-                Ok(())
-            };
+            if result.is_null() {
+                let outcome = report(py, self);
+                Self::end_run(this);
+                return outcome;
+            }
+            ffi::Py_DECREF(result);
+            Self::end_run(this);
+            // Not one variable for both: a `PyResult` has 64 bytes, which would be copied each time.
+            Ok(())
+        }
+    }
+
+    /// What `run` does last.
+    ///
+    /// # Safety
+    /// The GIL is held, `this` is alive, and `run` has begun with it.
+    #[inline]
+    unsafe fn end_run(this: *mut Handle) {
+        // SAFETY: the GIL is held, and `this` is alive, which is the function's contract.
+        unsafe {
             (*this).running -= 1;
             if (*this).origin == Origin::Threadsafe {
                 run_lock::end();
             }
-            outcome
         }
     }
 

@@ -11,7 +11,6 @@ use std::mem::MaybeUninit;
 use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
-use std::thread;
 
 use crate::names::intern;
 use crate::objects::{self, New};
@@ -121,7 +120,7 @@ pub(crate) fn guard(
     body: impl for<'py> FnOnce(Python<'py>) -> PyResult<Bound<'py, PyAny>>,
 ) -> *mut ffi::PyObject {
     // SAFETY: only called from functions that the interpreter calls, with the GIL held.
-    unsafe { attached(|py: Python<'_>| settle(catch_unwind(AssertUnwindSafe(|| body(py))))) }
+    unsafe { attached(|py: Python<'_>| catch(|| body(py))) }
 }
 
 /// The same for the functions that run once per callback, where telling PyO3 would take 30 of 500 instructions. `body`
@@ -131,25 +130,27 @@ pub(crate) fn guard_scheduling<'py>(
 ) -> *mut ffi::PyObject {
     // SAFETY: only called from functions that the interpreter calls, with the GIL held.
     let py = unsafe { Python::assume_attached() };
-    settle(catch_unwind(AssertUnwindSafe(|| body(py))))
+    catch(|| body(py))
 }
 
-/// Hands a result to the interpreter: a new reference, or null with the exception set. A panic is an error like others.
+/// Runs `body`, and hands its result to the interpreter: a new reference, or null with the exception set. A panic is an
+/// error like others.
 #[inline]
-fn settle(result: thread::Result<PyResult<Bound<'_, PyAny>>>) -> *mut ffi::PyObject {
-    match result {
-        Ok(Ok(value)) => value.into_ptr(),
-        Ok(Err(error)) => raise(error),
-        Err(payload) => {
-            // SAFETY: only called by `guard` and `guard_scheduling`, with the GIL held.
-            raise(unsafe { attached(|py| panic_error(py, &*payload)) })
-        }
-    }
+fn catch<'py>(body: impl FnOnce() -> PyResult<Bound<'py, PyAny>>) -> *mut ffi::PyObject {
+    // What leaves `catch_unwind` is a pointer: a `PyResult` has 64 bytes, and would be copied on the way.
+    let handed = catch_unwind(AssertUnwindSafe(|| match body() {
+        Ok(value) => value.into_ptr(),
+        Err(error) => raise(error),
+    }));
+    handed.unwrap_or_else(|payload| {
+        // SAFETY: only called by `guard` and `guard_scheduling`, with the GIL held.
+        raise(unsafe { attached(|py| panic_error(py, &*payload)) })
+    })
 }
 
 #[cold]
 fn raise(error: PyErr) -> *mut ffi::PyObject {
-    // SAFETY: only called by `settle`, with the GIL held. An error may hold more than it hands over. PyO3's own errors
+    // SAFETY: only called by `catch`, with the GIL held. An error may hold more than it hands over. PyO3's own errors
     // are made only here, and panic without memory.
     unsafe {
         attached(|py| {

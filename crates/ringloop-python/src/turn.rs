@@ -177,8 +177,11 @@ fn turn(
                         continue;
                     }
                     let mut result = handle.run(py);
-                    if stopwatch.count(left, &this.queue) && result.is_ok() {
-                        result = stopwatch.read(Some(&Ready::Handle(handle)));
+                    if stopwatch.count(left, &this.queue)
+                        && result.is_ok()
+                        && let Err(error) = stopwatch.read(Some(&Ready::Handle(handle)))
+                    {
+                        result = Err(error);
                     }
                     handle.finish_run(py);
                     handle.release(py);
@@ -190,8 +193,11 @@ fn turn(
                         continue;
                     }
                     let mut result = run_one(event_loop, &ready);
-                    if stopwatch.count(left, &this.queue) && result.is_ok() {
-                        result = stopwatch.read(Some(&ready));
+                    if stopwatch.count(left, &this.queue)
+                        && result.is_ok()
+                        && let Err(error) = stopwatch.read(Some(&ready))
+                    {
+                        result = Err(error);
                     }
                     ready.release(py);
                     result?;
