@@ -496,6 +496,32 @@ def test_a_full_queue(arm, loop, errors):
     assert errors() == ["Exceeded the limit of requests that wait for a thread (--wsgi-queue)."]
 
 
+def test_requests_that_come_at_once_wait_only_if_there_are_more_than_threads(arm, loop, errors):
+    may_end = threading.Event()
+
+    def application(environ, start_response):
+        wait(may_end)
+        start_response("200 OK", [])
+        return [b"hello"]
+
+    async def test():
+        settings = {"wsgi_threads": 3, "wsgi_queue": 1}
+        async with serve(arm, application, **settings) as server, contextlib.AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(server.client()) for _ in range(5)]
+            for client in clients[:4]:
+                client.write(GET)
+            await support.until(lambda: server.service.requests == 4)
+            clients[4].write(GET)
+            assert (await clients[4].rest()).startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
+            may_end.set()
+            for client in clients[:4]:
+                assert (await client.response())[2] == b"hello"
+
+    with releasing(may_end):
+        run(loop, test())
+    assert errors() == ["Exceeded the limit of requests that wait for a thread (--wsgi-queue)."]
+
+
 def test_a_request_whose_client_has_left_is_not_answered(arm, loop):
     seen, begun, may_end = [], threading.Event(), threading.Event()
 

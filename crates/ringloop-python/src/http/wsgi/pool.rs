@@ -36,6 +36,8 @@ struct State {
     service: Option<Py<HttpService>>,
     /// Requests that no thread has taken.
     queue: VecDeque<Py<View>>,
+    /// Requests that a thread has taken and not finished.
+    running: usize,
     /// Threads that have nothing to do; the last one has rested for the shortest time.
     idle: Vec<(Number, Arc<Parker>)>,
     threads: usize,
@@ -76,6 +78,7 @@ impl Pool {
         let state = State {
             service: Some(service.clone().unbind()),
             queue: VecDeque::new(),
+            running: 0,
             idle: Vec::new(),
             threads: 0,
             threads_max,
@@ -116,7 +119,12 @@ impl Pool {
         let py = service.py();
         let this = slf.get();
         service.get().count_request(py)?;
-        if this.state.get(py).queue.len() >= this.queue_max {
+        let is_full = {
+            // Each thread has room for a request, also if it is still resting or not made yet.
+            let state = this.state.get(py);
+            state.queue.len() + state.running >= this.queue_max.saturating_add(state.threads_max)
+        };
+        if is_full {
             let refused = View::refuse(view, 503, "Service Unavailable");
             let text = "Exceeded the limit of requests that wait for a thread (--wsgi-queue).";
             return refused.and(service.get().warn(py, text));
@@ -219,6 +227,7 @@ impl Pool {
     fn next(&self, py: Python<'_>, number: Number, now_ns: u64) -> Option<Py<View>> {
         let mut state = self.state.get_mut(py);
         let view = state.queue.pop_front()?;
+        state.running += 1;
         state.taken += 1;
         if *state.leader.get_or_insert(number) == number {
             state.led_ns = now_ns;
@@ -313,6 +322,7 @@ impl Pool {
                 error.write_unraisable(py, Some(view.as_any()));
             }
             drop(view);
+            this.state.get_mut(py).running -= 1;
             now_ns = clock::now_ns();
             if now_ns - since_ns > HOLD_NS && posting.loop_wants_gil() {
                 posting.let_loop_run(py);
