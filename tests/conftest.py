@@ -25,6 +25,8 @@ pytest.register_assert_rewrite(
 import support  # noqa: E402
 import tls_support  # noqa: E402
 
+support.heed_interrupts()
+
 
 def selected_arms():
     """Return the arms to run, in a fixed order with the control first."""

@@ -30,6 +30,8 @@ import time
 import hypothesis
 from hypothesis.stateful import run_state_machine_as_test
 
+import support
+
 MACHINES = {
     "PlainMachine": "state_machines",
     "TcpMachine": "state_machines",
@@ -143,6 +145,7 @@ def soak_server(options):
 
 
 def main():
+    support.heed_interrupts()
     options = arguments()
     if options.subject == "loop" and os.environ.get("PYTHONMALLOC") != "malloc":
         os.execve(sys.executable, sys.orig_argv, os.environ | {"PYTHONMALLOC": "malloc"})

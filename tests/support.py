@@ -581,9 +581,12 @@ def refuse_io_uring(number, *calls):
     )
 
 
-def restore_interrupts():
-    """Restore SIGINT, first in a child (`preexec_fn`): if the tests run in the background, it is ignored, and children inherit that."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+def heed_interrupts():
+    """Let SIGINT interrupt this process, and so its children: a shell starts background jobs with it ignored, and children inherit that.
+
+    A `preexec_fn` could do it for a child alone. But then Python forks, and copies the page tables of a large process for each child.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def forbid_sleep():
@@ -606,7 +609,6 @@ def start_child(source, arm, *arguments, env=None, python_flags=(), **options):
     environment = {**os.environ, "PYTHONPATH": path, **(env or {})}
     environment = {name: value for name, value in environment.items() if value is not None}
     command = [sys.executable, *python_flags, "-c", preamble + textwrap.dedent(source), *arguments]
-    options.setdefault("preexec_fn", restore_interrupts)
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
     ) as process:

@@ -62,7 +62,6 @@ class ServerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                preexec_fn=support.restore_interrupts,
             )
 
     def output(self):

@@ -25,7 +25,6 @@ def start(program, *arguments, environment=None, **options):
     return subprocess.Popen(
         [sys.executable, "-X", "dev", FOLDER / program, *arguments],
         env={**os.environ, "PYTHONPATH": "", **(environment or {})},
-        preexec_fn=support.restore_interrupts,
         **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options},
     )
 

@@ -27,7 +27,6 @@ def start(*arguments, **options):
     return subprocess.Popen(
         [sys.executable, "-X", "dev", PROGRAM, "--interval", "0.05", "--connections", "3", *arguments],
         env={**os.environ, "PYTHONASYNCIODEBUG": "0"},
-        preexec_fn=support.restore_interrupts,
         **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
     )
 

@@ -44,7 +44,6 @@ class ServeProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            preexec_fn=support.restore_interrupts,
             **options,
         )
         self._lines = []
