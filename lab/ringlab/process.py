@@ -29,7 +29,7 @@ from typing import IO, Any, Self
 
 import psutil
 
-from ringlab import figures, results
+from ringlab import figures, results, sock_diag
 from ringlab.manifest import APPLICATIONS, MARK, RUN_MARK, Arm, last_line
 
 HOST = "127.0.0.1"
@@ -43,6 +43,8 @@ ACCEPT_TIMEOUT_S, ACCEPT_LOOK_S = 0.5, 0.005
 """How long a server may take to accept a connection on which it has nothing to answer, and how often that is looked up."""
 ENDING_S = 10.0
 """How long a process that is about to end may take for the rest."""
+CHILDREN_LISTED = Path(f"/proc/self/task/{os.getpid()}/children").exists()
+"""Whether the kernel lists the children of each thread (CONFIG_PROC_CHILDREN). Otherwise every process is asked for its parent."""
 PF_EXITING = 0x4
 """The flag of a thread in exit(2) (include/linux/sched.h); proc_pid_stat(5) shows it, and the kernel closes files after it is set."""
 LINES_KEPT = 10
@@ -52,7 +54,7 @@ PORT_MAX = 65535
 MEMORY_LOOK_S = 0.1
 """At this interval, looking costs a few parts in ten thousand of a CPU."""
 MEMORY_LOOKS_PER_TREE = 30
-"""Finding new children reads about every process of the machine."""
+"""Finding new processes with the server's mark reads about every process of the machine."""
 NUMBERS = itertools.count()
 RUN_MODULE = """\
 import runpy, sys
@@ -103,6 +105,25 @@ def free_port(host: str = HOST) -> int:
         probe.bind((host, 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the PIDs of a process's children, of theirs, and so on; raise psutil.NoSuchProcess."""
+    if not CHILDREN_LISTED:
+        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    if not psutil.pid_exists(pid):
+        raise psutil.NoSuchProcess(pid)
+    found: list[int] = []
+    waiting = [pid]
+    while waiting:
+        parent = waiting.pop()
+        found.append(parent)
+        # Meanwhile it may have ended, or a thread of it.
+        with contextlib.suppress(OSError):
+            for thread in os.listdir(f"/proc/{parent}/task"):
+                with contextlib.suppress(OSError):
+                    waiting += map(int, Path(f"/proc/{parent}/task/{thread}/children").read_text().split())
+    return found[1:]
 
 
 def marked(mark: str = RUN_MARK) -> Iterator[int]:
@@ -351,11 +372,10 @@ class Server:
     def tree(self) -> list[int]:
         """Return the PIDs of all that serves: the process, its descendants, and what has left its tree, as daemons do."""
         try:
-            process = psutil.Process(self.pid)
-            found = [self.pid, *(child.pid for child in process.children(recursive=True))]
+            found = descendants(self.pid)
         except psutil.NoSuchProcess:
             return []
-        return list(dict.fromkeys([*found, *marked(self.mark)]))
+        return list(dict.fromkeys([self.pid, *found, *marked(self.mark)]))
 
     def threads(self) -> int:
         """Return how many threads serve, those of the kernel that belong to the process among them."""
@@ -521,9 +541,18 @@ def tcp_inodes(pid: int, port: int, peer_port: int | None) -> set[str]:
     return found
 
 
-def find_sockets(server: Server, peer_port: int | None) -> tuple[list[socket.socket], int, str]:
+def inodes_of(server: Server, client: socket.socket | None) -> set[str]:
+    """Return the inodes of the sockets that listen at a server's port, or of its end of a client's connection: 0 if it isn't accepted."""
+    with contextlib.suppress(OSError):
+        if sock_diag.in_own_network(server.pid):
+            found = sock_diag.listening(server.port) if client is None else {sock_diag.other_end(client)}
+            return set(map(str, found))
+    return tcp_inodes(server.pid, server.port, None if client is None else client.getsockname()[1])
+
+
+def find_sockets(server: Server, client: socket.socket | None) -> tuple[list[socket.socket], int, str]:
     """Return duplicates of a server's sockets (which listen, or one connection), how many there are, and what hindered."""
-    inodes = tcp_inodes(server.pid, server.port, peer_port)
+    inodes = inodes_of(server, client)
     found, hindrance, seen = [], "", set()
     for pid in server.tree():
         try:
@@ -538,14 +567,14 @@ def find_sockets(server: Server, peer_port: int | None) -> tuple[list[socket.soc
     return found, len(inodes), hindrance
 
 
-def check_owner(server: Server, peer_port: int | None, wait_s: float = 0.0) -> None:
+def check_owner(server: Server, client: socket.socket | None, wait_s: float = 0.0) -> None:
     """Raise SampleFailed where a process that isn't the server's listens at its port, or has accepted a connection there.
 
     A connection may yet have to be accepted.
     """
     deadline = time.monotonic() + wait_s
     # The kernel gives an inode to what was accepted.
-    while (inodes := tcp_inodes(server.pid, server.port, peer_port)) <= {"0"} and time.monotonic() < deadline:
+    while (inodes := inodes_of(server, client)) <= {"0"} and time.monotonic() < deadline:
         time.sleep(ACCEPT_LOOK_S)
     own = set(server.tree())
 
@@ -561,7 +590,7 @@ def check_owner(server: Server, peer_port: int | None, wait_s: float = 0.0) -> N
     if inodes and not owners(own):
         # A child that the server has started for the connection may be younger than `own`.
         for pid in owners(set(psutil.pids()) - own) - set(server.tree()):
-            does = "listens on" if peer_port is None else "has accepted a connection at"
+            does = "listens on" if client is None else "has accepted a connection at"
             raise SampleFailed(f"process {pid}, which isn't the server's, {does} port {server.port}")
 
 
@@ -628,13 +657,13 @@ def check_connection(server: Server) -> list[results.Check]:
     try:
         with socket.create_connection((server.host, server.port), PROBE_TIMEOUT_S) as client:
             if server.kind in APPLICATIONS:
-                check_owner(server, client.getsockname()[1], ACCEPT_TIMEOUT_S)
+                check_owner(server, client, ACCEPT_TIMEOUT_S)
                 return []
             client.sendall(greeting)
             if server.kind == "discard":
                 # It answers the end alone, and then closes the connection: whether it has accepted it is looked up until it has.
                 checks = check_accepted(server, client, ACCEPT_TIMEOUT_S)
-                check_owner(server, client.getsockname()[1], PROBE_TIMEOUT_S)
+                check_owner(server, client, PROBE_TIMEOUT_S)
                 client.shutdown(socket.SHUT_WR)
                 count = first_answer(server, client, len(b"%d\n" % len(message)))
                 if count != b"%d\n" % len(message):
@@ -645,7 +674,7 @@ def check_connection(server: Server) -> list[results.Check]:
             # The answer shows that the server has the connection in hand.
             first_answer(server, client, 1 if server.kind == "http" else len(greeting))
             # What has left the server's tree, and its environment as well, wouldn't be accounted for.
-            check_owner(server, client.getsockname()[1])
+            check_owner(server, client)
             return check_accepted(server, client)
     except OSError as error:
         raise SampleFailed(f"the server doesn't accept a connection: {error}{server.last_words()}") from None
@@ -671,7 +700,7 @@ def check_accepted(server: Server, client: socket.socket, wait_s: float = 0.0) -
         return []
     deadline = time.monotonic() + wait_s
     while True:
-        sockets, _, hindrance = find_sockets(server, client.getsockname()[1])
+        sockets, _, hindrance = find_sockets(server, client)
         check = unknown("nodelay", declared, hindrance)
         if sockets:
             try:

@@ -13,6 +13,7 @@ import venv
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -267,3 +268,56 @@ def test_a_counter_of_system_calls_that_is_interrupted_ends(monkeypatch: pytest.
     with pytest.raises(KeyboardInterrupt), system_calls.Counter("strace", [os.getpid()]):
         raise AssertionError
     assert started[0].returncode is not None
+
+
+class Listening:
+    """What is looked at of a server: this process, at a port."""
+
+    def __init__(self, port: int) -> None:
+        self.pid, self.port = os.getpid(), port
+
+
+@pytest.mark.parametrize("asked", [True, False], ids=["sock_diag", "table"])
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6], ids=["ipv4", "ipv6"])
+def test_sockets_are_found_by_their_ports(
+    family: socket.AddressFamily, asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not asked:
+        # A request that the kernel doesn't know gets an error, as this one does where there is no inet_diag.
+        monkeypatch.setattr(process.sock_diag, "SOCK_DIAG_BY_FAMILY", 0x7FFF)
+
+    def inode(sock: socket.socket) -> str:
+        return str(os.fstat(sock.fileno()).st_ino)
+
+    v6 = family == socket.AF_INET6
+    host = "::" if v6 else process.HOST
+    with socket.create_server((host, 0), family=family, dualstack_ipv6=v6) as listener:
+        server: Any = Listening(listener.getsockname()[1])
+        assert process.inodes_of(server, None) == {inode(listener)}
+        for client_host in (process.HOST, "::1") if v6 else (process.HOST,):
+            with socket.create_connection((client_host, server.port)) as client:
+                assert process.inodes_of(server, client) == {"0"}
+                accepted, _ = listener.accept()
+                with accepted:
+                    assert process.inodes_of(server, client) == {inode(accepted)}
+                    assert process.inodes_of(server, None) == {inode(listener)}
+    assert process.inodes_of(server, None) == set()
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_descendants_are_all_that_a_process_has_started(listed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if listed and not process.CHILDREN_LISTED:
+        pytest.skip("this kernel doesn't list the children of a process")
+    monkeypatch.setattr(process, "CHILDREN_LISTED", listed)
+    # The shell's child starts one more, and both say who they are.
+    command = ["sh", "-c", "sh -c 'echo $$; sleep 600 & echo $!; wait' & wait"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as shell:
+        assert shell.stdout is not None
+        below = {int(shell.stdout.readline()) for _ in range(2)}
+        try:
+            assert set(process.descendants(shell.pid)) == below
+            assert below <= set(process.descendants(os.getpid()))
+        finally:
+            os.killpg(shell.pid, signal.SIGKILL)
+    with pytest.raises(process.psutil.NoSuchProcess):
+        process.descendants(shell.pid)

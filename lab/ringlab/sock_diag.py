@@ -1,0 +1,77 @@
+"""TCP sockets of this machine by their ports, asked of the kernel by sock_diag(7).
+
+/proc/net/tcp has the same, but to read it, the kernel goes through its table of all connections, which takes milliseconds where the
+machine has much memory, and prints every socket in it.
+"""
+
+import errno
+import os
+import socket
+import struct
+
+NETLINK_SOCK_DIAG = 4
+SOCK_DIAG_BY_FAMILY = 20
+NLM_F_REQUEST, NLM_F_DUMP = 0x1, 0x300
+NLMSG_ERROR, NLMSG_DONE = 2, 3
+HEADER = struct.Struct("=IHHII")
+"""struct nlmsghdr: length, type, flags, number of the request, port."""
+REQUEST = struct.Struct("=BBxxI")
+"""The beginning of struct inet_diag_req_v2: family, protocol, states."""
+SOCKET_ID = struct.Struct("!HH16s16s4x8s")
+"""struct inet_diag_sockid: ports and addresses of both ends, no interface, and a cookie."""
+NO_COOKIE = b"\xff" * 8
+STATE_OFFSET, INODE_OFFSET = 1, 68
+"""In struct inet_diag_msg."""
+TCP_LISTEN = 10
+ALL_STATES = 0xFFFFFFFF
+
+Found = list[tuple[int, int]]
+"""The state and the inode of each socket."""
+
+
+def in_own_network(pid: int) -> bool:
+    """Return whether a process is in the network namespace of this thread, which is the one that is asked."""
+    return os.path.samestat(os.stat(f"/proc/{pid}/ns/net"), os.stat("/proc/thread-self/ns/net"))
+
+
+def listening(port: int) -> set[int]:
+    """Return the inodes of the sockets that listen at a port. Raise OSError where the kernel can't be asked."""
+    wanted = SOCKET_ID.pack(port, 0, b"", b"", NO_COOKIE)
+    families = (socket.AF_INET, socket.AF_INET6)
+    return {inode for family in families for _, inode in ask(family, 1 << TCP_LISTEN, wanted, NLM_F_DUMP)}
+
+
+def other_end(client: socket.socket) -> int:
+    """Return the inode of the other end of a connection within this machine, 0 while it isn't accepted yet.
+
+    Raise OSError where there is no such end, or the kernel can't be asked.
+    """
+    address, port = client.getpeername()[:2]
+    own_address, own_port = client.getsockname()[:2]
+    packed = (socket.inet_pton(client.family, each) for each in (address, own_address))
+    ((state, inode),) = ask(client.family, ALL_STATES, SOCKET_ID.pack(port, own_port, *packed, NO_COOKIE))
+    if state == TCP_LISTEN:
+        raise OSError(errno.ENOENT, "only a socket that listens")
+    return inode
+
+
+def ask(family: int, states: int, wanted: bytes, flags: int = 0) -> Found:
+    """Return the sockets in these states that match: one, or with NLM_F_DUMP all of them. Raise OSError."""
+    body = REQUEST.pack(family, socket.IPPROTO_TCP, states) + wanted
+    found: Found = []
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG) as kernel:
+        kernel.send(HEADER.pack(HEADER.size + len(body), SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST | flags, 1, 0) + body)
+        while True:
+            data = kernel.recv(1 << 16)
+            while data:
+                length, kind = HEADER.unpack_from(data)[:2]
+                if kind == NLMSG_DONE:
+                    return found
+                content = data[HEADER.size : length]
+                if kind == NLMSG_ERROR:
+                    code = -struct.unpack_from("=i", content)[0]
+                    raise OSError(code, os.strerror(code))
+                found.append((content[STATE_OFFSET], struct.unpack_from("=I", content, INODE_OFFSET)[0]))
+                data = data[(length + 3) & ~3 :]
+            if not flags:
+                return found
