@@ -271,7 +271,7 @@ def test_a_counter_of_system_calls_that_is_interrupted_ends(monkeypatch: pytest.
 
 
 class Listening:
-    """What is looked at of a server: this process, at a port."""
+    """A server as far as it is looked at: this process, at a port."""
 
     def __init__(self, port: int) -> None:
         self.pid, self.port = os.getpid(), port
