@@ -499,15 +499,32 @@ def test_reports_that_cannot_be_written_leave_the_result(make_targets: MakeTarge
     assert results.Result.read(output / "result.json").run.complete
 
 
+IN_ONE_PROCESS = """
+import json, sys
+from ringlab.__main__ import main
+for words in json.loads(sys.argv[1]):
+    sys.argv[1:] = words
+    try:
+        main()
+    except SystemExit as end:
+        if end.code:
+            raise
+"""
+"""A program that runs several commands: most of what a short one costs is the start of Python, and imports."""
+
+
 def test_names_that_are_no_text_are_written_out(
     make_targets: MakeTargets, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Of folders, in environment variables, and in the output of all commands, whose stdout takes nothing but UTF-8."""
 
-    def run(*words: object) -> str:
-        done = subprocess.run(command_of(*words), capture_output=True, check=False)
+    def finish(command: list[str]) -> str:
+        done = subprocess.run(command, capture_output=True, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout.decode()
+
+    def run(*words: object) -> str:
+        return finish(command_of(*words))
 
     folder = make_targets(one=1.0)
     with (folder / "one" / manifest.FILE_NAME).open("a") as file:
@@ -525,8 +542,11 @@ def test_names_that_are_no_text_are_written_out(
     result = results.Result.read(output / storage.RESULT_FILE)
     assert result.environment.variables["MALLOC_ARENA_MAX"] == "caf\\udce9"
     assert f"{tmp_path}/caf\\udce9" in result.run.command
-    for kind in FORMATS:
-        run("report", output, "--format", kind, "--output", tmp_path / f"{name}.{kind}")
+    of_kind = [
+        ["report", str(output), "--format", kind, "--output", str(tmp_path / f"{name}.{kind}")] for kind in FORMATS
+    ]
+    finish([sys.executable, "-c", IN_ONE_PROCESS, json.dumps(of_kind)])
+    assert all((tmp_path / f"{name}.{kind}").exists() for kind in FORMATS)
     assert "caf\\udce9-2" in run("report", output, "--format", "html")
     of_both = ("--control", "none", "--junit", tmp_path / f"{name}.xml", "--summary", "-")
     assert "caf\\udce9-2" in run("compare", runs / f"{name}-1", output, *of_both)

@@ -7,6 +7,7 @@ itself, with all that it has started, when the scheduler doesn't answer any more
 import asyncio
 import contextlib
 import dataclasses
+import importlib.util
 import json
 import logging
 import os
@@ -186,7 +187,9 @@ def leave(code: int) -> None:
 
 def run(options: Options) -> int:
     """Keep a worker running until an interrupt; return the exit status."""
-    dask_library()
+    # Only its process imports Dask, which takes half a second.
+    if importlib.util.find_spec("distributed") is None:
+        raise Refused(f"several machines need Dask: {INSTALL}")
     if options.role not in (SERVER, LOAD):
         raise Refused(f"a worker's role is {SERVER} or {LOAD}, not {options.role!r}")
     options.scheduler = check_address(options.scheduler)
