@@ -80,6 +80,29 @@ def test_environment(arm, loop):
     }
 
 
+@pytest.mark.parametrize("target", ["/a", "/a?", "/a?b", "/a?b?", "/a??", "/?"])
+def test_the_target_is_given_as_it_was_sent(arm, loop, target):
+    """Also with a question mark that no query follows."""
+    environ, _ = environ_of(arm, loop, b"GET %b HTTP/1.1\r\nHost: a\r\n\r\n" % target.encode())
+    assert (environ["RAW_URI"], environ["REQUEST_URI"]) == (target, target)
+    assert environ["QUERY_STRING"] == target.partition("?")[2]
+
+
+@pytest.mark.parametrize("target", ["/a", "/a?", "/a?b"])
+def test_the_target_of_a_stream_is_given_as_it_was_sent(arm, loop, target):
+    def application(environ, start_response):
+        start_response("200 OK", [])
+        return [environ["RAW_URI"].encode()]
+
+    async def test():
+        server = Http2Server(arm, application, wsgi=serve(arm, application).settings["wsgi"])
+        async with server, server.http2() as client:
+            response = await client.response(client.ask(target))
+            assert bytes(response.body) == target.encode()
+
+    run(loop, test())
+
+
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [

@@ -73,6 +73,12 @@ impl Facts {
     pub fn query<'a>(&self, head: &'a [u8]) -> &'a [u8] {
         self.query.of(head)
     }
+
+    /// Whether the target has a question mark, even if no query follows.
+    pub fn has_query(&self) -> bool {
+        // A missing query is an empty span at the start of the head, where the method is.
+        self.query.start() != 0
+    }
 }
 
 /// The search for the end of a head. It resumes where it stopped when more bytes have arrived.

@@ -184,6 +184,11 @@ impl Request {
             .unwrap_or_default()
     }
 
+    /// Whether the target has a question mark, even if no query follows.
+    pub fn has_query(&self) -> bool {
+        self.target().and_then(PathAndQuery::query).is_some()
+    }
+
     fn target(&self) -> Option<&PathAndQuery> {
         self.uri.path_and_query().filter(|_| !self.is_connect())
     }

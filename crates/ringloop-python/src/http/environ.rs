@@ -16,6 +16,8 @@ pub(super) struct Target<'a> {
     pub(super) method: &'a [u8],
     pub(super) path: &'a [u8],
     pub(super) query: &'a [u8],
+    /// Whether the path ends at a question mark, which an empty query may follow.
+    pub(super) has_query: bool,
 }
 
 /// Makes the environment of all requests with the same head: a copy of `base`, which the server's requests have in common.
@@ -31,9 +33,10 @@ pub(super) fn make<'py>(
     environ.set_item(intern!(py, "REQUEST_METHOD"), method)?;
     environ.set_item(intern!(py, "PATH_INFO"), latin1(py, &unquote(target.path))?)?;
     environ.set_item(intern!(py, "QUERY_STRING"), latin1(py, target.query)?)?;
-    let raw = match target.query {
-        [] => latin1(py, target.path)?,
-        query => latin1(py, &[target.path, b"?", query].concat())?,
+    let raw = if target.has_query {
+        latin1(py, &[target.path, b"?", target.query].concat())?
+    } else {
+        latin1(py, target.path)?
     };
     environ.set_item(intern!(py, "RAW_URI"), &raw)?;
     environ.set_item(intern!(py, "REQUEST_URI"), raw)?;

@@ -163,6 +163,7 @@ impl Template {
             method: facts.method_name.of(head),
             path: facts.path(head),
             query: facts.query(head),
+            has_query: facts.has_query(),
         };
         let offers = Offers {
             hints: facts.version == Version::Http11,
@@ -187,6 +188,7 @@ impl Template {
             method: request.method().as_bytes(),
             path: request.path().as_bytes(),
             query: request.query().as_bytes(),
+            has_query: request.has_query(),
         };
         let version = intern!(py, "2");
         let offers = Offers {
