@@ -516,6 +516,32 @@ def test_the_interface_is_recognised(arm, expected):
     assert [interface_of(app) for app in interfaces()[expected]] == [expected] * len(interfaces()[expected])
 
 
+@pytest.mark.any_backend
+def test_what_is_called_wsgi_and_takes_two_arguments_is_no_factory(arm):
+    """Werkzeug's `Request.application` makes applications that take any number of arguments."""
+    from ringloop.http import Config
+
+    def view(request): ...
+
+    @functools.wraps(view)
+    def application(*args):
+        return args[-2]
+
+    config = Config(application, interface="wsgi", log_config=None)
+    config.load()
+    assert config.loaded_app is application
+
+
+@pytest.mark.any_backend
+def test_what_is_called_wsgi_and_takes_no_arguments_is_a_factory(arm):
+    from ringloop.http import Config
+
+    application = answering(b"")
+    config = Config(lambda: application, interface="wsgi", log_config=None)
+    config.load()
+    assert config.loaded_app is application
+
+
 @pytest.mark.parametrize("app", [lambda *_: None, lambda: None, lambda a, b, c, d: None, 5, dict])
 @pytest.mark.any_backend
 def test_an_interface_that_can_not_be_recognised(arm, app):

@@ -45,11 +45,14 @@ def _require_callable(app: Any, what: str) -> Any:
 
 
 @calls_user
-def call_factory(app: Any, factory: bool) -> Any:
+def call_factory(app: Any, factory: bool, interface: str = "auto") -> Any:
     """Return what a factory returns; an application is returned as it is.
 
-    What isn't called a factory is one if it can be called without arguments, as with uvicorn.
+    What isn't called a factory is one if it can be called without arguments, as with uvicorn. But it isn't called if the user says
+    that it is WSGI and it takes WSGI's two arguments: with `*args`, as Werkzeug's decorator makes applications, it takes none, too.
     """
+    if interface == "wsgi" and not factory and _takes_environ(app):
+        return app
     try:
         made = app()
     except TypeError as error:
@@ -61,6 +64,14 @@ def call_factory(app: Any, factory: bool) -> Any:
             "ASGI app factory detected. Using it, but please consider setting the --factory flag explicitly."
         )
     return _require_callable(made, "What the factory returns")
+
+
+def _takes_environ(app: Any) -> bool:
+    """Return whether an application itself, and not what it wraps, takes two arguments."""
+    try:
+        return _takes(inspect.signature(app, follow_wrapped=False), _PARAMETERS["wsgi"])
+    except (TypeError, ValueError):
+        return False
 
 
 def interface_of(app: Any) -> Literal["asgi3", "asgi2", "wsgi"]:

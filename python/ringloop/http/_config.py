@@ -495,7 +495,7 @@ class Config(HttpSettings):
         application's import raises.
         """
         self.load_tls()
-        app = _applications.call_factory(self.load_app(), self.factory)
+        app = _applications.call_factory(self.load_app(), self.factory, self.interface)
         if self.interface == "auto":
             self.interface = _applications.interface_of(app)
         if self.interface == "wsgi":
