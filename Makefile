@@ -185,7 +185,7 @@ autobahn: extension ## Autobahn's WebSocket test suite; needs Python 2.7
 	$(say) "Autobahn's test suite on $$($(python) -V)"
 	@$(python) tools/autobahn.py --folder $(CARGO_TARGET_DIR)/autobahn $(ARGS)
 
-suites: extension ## nine other projects' test suites; ARGS="--suite anyio --loop epoll"
+suites: extension ## other projects' test suites; ARGS="--suite anyio --loop epoll"
 	$(say) "test suites of other projects on $$($(python) -V)"
 	@$(python) tools/suites.py --folder $(CARGO_TARGET_DIR)/suites --results $(CARGO_TARGET_DIR)/suites/results.json $(ARGS)
 

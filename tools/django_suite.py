@@ -21,9 +21,25 @@ from wsgi_bridge import ADDED, IS_CONTROL, Bridged, Environ, report
 
 # Tests that use a server or the test client, without those that take minutes.
 LABELS = [
-    *("auth_tests", "conditional_processing", "csrf_tests", "file_uploads", "flatpages_tests", "generic_views", "handlers"),
+    *(
+        "auth_tests",
+        "conditional_processing",
+        "csrf_tests",
+        "file_uploads",
+        "flatpages_tests",
+        "generic_views",
+        "handlers",
+    ),
     *("messages_tests", "middleware", "middleware_exceptions", "servers", "sessions_tests", "sitemaps_tests"),
-    *("staticfiles_tests", "syndication_tests", "test_client", "test_client_regress", "urlpatterns_reverse", "view_tests", "wsgi"),
+    *(
+        "staticfiles_tests",
+        "syndication_tests",
+        "test_client",
+        "test_client_regress",
+        "urlpatterns_reverse",
+        "view_tests",
+        "wsgi",
+    ),
 ]
 
 
@@ -117,7 +133,9 @@ def send(handler: Callable[[Environ], Any], environ: Environ) -> Any:
     came = sorted((name.lower(), value) for name, value in headers if name.lower() not in ADDED - given)
     went = sorted((name.lower(), value.strip()) for name, value in sent)
     if (int(status.split()[0]), came, body) != (response.status_code, went, expected):
-        raise AssertionError(f"the server sent {status}, {came}, {body!r} for {response.status_code}, {went}, {expected!r}")
+        raise AssertionError(
+            f"the server sent {status}, {came}, {body!r} for {response.status_code}, {went}, {expected!r}"
+        )
     return response
 
 

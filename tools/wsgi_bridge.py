@@ -20,7 +20,7 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import quote, unquote_to_bytes
 
 import ringloop.http
@@ -221,7 +221,9 @@ def request_of(environ: Environ, number: str) -> tuple[bytes, bytes]:
         fields.append(("Host", environ.get("SERVER_NAME", "localhost")))
     for name, value in environ.items():
         if name.startswith("HTTP_"):
-            fields.append((name[5:].replace("_", "-").title(), str(value)))
+            if not isinstance(value, str):
+                raise CannotBeSentError("a header that isn't text")
+            fields.append((name[5:].replace("_", "-").title(), value))
     for name in ("CONTENT_TYPE", "CONTENT_LENGTH"):
         if environ.get(name):
             fields.append((name.replace("_", "-").title(), str(environ[name])))
@@ -260,7 +262,7 @@ class Bridged:
 
     service: Service | None = None
     # What was sent, and what wasn't, by the reason.
-    counts: Counter[str] = Counter()
+    counts: ClassVar[Counter[str]] = Counter()
 
     def __init__(self, application: Application) -> None:
         self.application = application

@@ -55,7 +55,9 @@ def run_simple(hostname: str, port: int, application: Any, **options: Any) -> No
     if isinstance(context, tuple):
         given["ssl_certfile"], given["ssl_keyfile"] = context
     elif context is not None:
-        made = importlib.import_module("werkzeug.serving").generate_adhoc_ssl_context() if context == "adhoc" else context
+        made = (
+            importlib.import_module("werkzeug.serving").generate_adhoc_ssl_context() if context == "adhoc" else context
+        )
         given["ssl_context_factory"] = lambda config, default: made
     ringloop.serve(application, interface="wsgi", **given)
 

@@ -148,7 +148,8 @@ def test_an_explanation_holds_for_all_parameters():
 def test_each_suite_is_described():
     settings = suites.read_settings()
     assert list(settings) == [
-        "uvicorn", "serve", "gunicorn", "aiohttp", "anyio", "tornado", "starlette", "websockets", "asyncpg", "aiofiles",
+        "uvicorn", "serve", "gunicorn", "werkzeug", "flask", "bottle", "django", "aiohttp", "anyio", "tornado", "starlette",
+        "websockets", "asyncpg", "aiofiles",
     ]  # fmt: skip
     assert settings["serve"].package == settings["uvicorn"].package == "uvicorn"
     for suite in settings.values():
