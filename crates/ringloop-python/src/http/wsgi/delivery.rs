@@ -50,7 +50,7 @@ impl View {
                 Wait::Body if connection.is_some() => {
                     let asked = exchange.ask_for_body(py);
                     if exchange.has_message(py) {
-                        waiter.get().call();
+                        waiter.get().call(py);
                         asked
                     } else {
                         asked.and(exchange.add_receiver(waiter.bind(py).as_any()))
@@ -61,7 +61,7 @@ impl View {
                     Ok(())
                 }
                 _ => {
-                    waiter.get().call();
+                    waiter.get().call(py);
                     Ok(())
                 }
             };

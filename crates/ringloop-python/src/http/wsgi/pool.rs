@@ -53,8 +53,14 @@ struct State {
     /// `taken`, when the timer was set.
     taken_before: u64,
     has_timer: bool,
+    /// The leader was called, and hasn't had the GIL since.
+    is_called: bool,
     /// The end of the turn will call a thread.
     is_collected: bool,
+    /// When that was decided.
+    collected_ns: u64,
+    /// Threads whose views go on when the turn is over.
+    waiting: Vec<Arc<Parker>>,
     /// Views that have something for the loop to do.
     outbox: Vec<Py<View>>,
     /// The loop was called for them.
@@ -88,7 +94,10 @@ impl Pool {
             taken: 0,
             taken_before: 0,
             has_timer: false,
+            is_called: false,
             is_collected: false,
+            collected_ns: 0,
+            waiting: Vec::new(),
             outbox: Vec::new(),
             is_posted: false,
         };
@@ -132,16 +141,34 @@ impl Pool {
         service.get().begin_active(py);
         let slot = service.get().keep_waiting(view.as_any());
         view.get().begin(py, slot);
-        let is_first = {
-            let mut state = this.state.get_mut(py);
-            state.queue.push_back(view.clone().unbind());
-            !std::mem::replace(&mut state.is_collected, true)
-        };
-        if is_first {
-            let event_loop = service.get().event_loop(py)?;
-            event_loop.get().queue.get_mut(py).collect(slf);
+        this.state
+            .get_mut(py)
+            .queue
+            .push_back(view.clone().unbind());
+        Self::collect(slf, service)
+    }
+
+    /// Has the end of the turn call threads.
+    fn collect(slf: &Bound<'_, Self>, service: &Bound<'_, HttpService>) -> PyResult<()> {
+        let py = slf.py();
+        {
+            let mut state = slf.get().state.get_mut(py);
+            if std::mem::replace(&mut state.is_collected, true) {
+                return Ok(());
+            }
+            state.collected_ns = clock::now_ns();
         }
+        let event_loop = service.get().event_loop(py)?;
+        event_loop.get().queue.get_mut(py).collect(slf);
         Ok(())
+    }
+
+    /// Has a thread whose view waits called when the turn is over.
+    pub(super) fn call_at_end(slf: &Bound<'_, Self>, parker: &Arc<Parker>) -> PyResult<()> {
+        let service = slf.get().service(slf.py())?;
+        let parker = Arc::clone(parker);
+        slf.get().state.get_mut(slf.py()).waiting.push(parker);
+        Self::collect(slf, &service)
     }
 
     /// Calls a thread for the queue, if no leader will take what is in it.
@@ -156,6 +183,7 @@ impl Pool {
             state.led_ns = clock::now_ns();
             if let Some((number, parker)) = state.idle.pop() {
                 state.leader = Some(number);
+                state.is_called = true;
                 parker.call();
                 return Ok(());
             }
@@ -230,6 +258,7 @@ impl Pool {
         state.running += 1;
         state.taken += 1;
         if *state.leader.get_or_insert(number) == number {
+            state.is_called = false;
             state.led_ns = now_ns;
         }
         Some(view)
@@ -337,12 +366,17 @@ impl Collector for Pool {
     /// The turn is over, in which requests came.
     fn flush(slf: &Bound<'_, Self>) -> PyResult<()> {
         let py = slf.py();
-        {
+        let waiting = {
             let mut state = slf.get().state.get_mut(py);
             state.is_collected = false;
-            if state.led_ns + PATIENCE_NS < clock::now_ns() {
+            // The loop has had the GIL since: a thread that needs it can't have taken anything.
+            if state.led_ns + PATIENCE_NS < state.collected_ns && !state.is_called {
                 state.leader = None;
             }
+            std::mem::take(&mut state.waiting)
+        };
+        for parker in waiting {
+            parker.call();
         }
         Self::call_thread(slf)?;
         Self::set_timer(slf)

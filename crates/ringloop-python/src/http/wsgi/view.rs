@@ -434,7 +434,7 @@ impl View {
         let this = slf.get();
         let pool = Self::pool(slf)?;
         let parker = Arc::new(Parker::default());
-        let waiter = Bound::new(py, Waiter::new(Arc::clone(&parker)))?;
+        let waiter = Bound::new(py, Waiter::new(Arc::clone(&parker), &pool))?;
         let thread = {
             let mut state = this.state.get_mut(py);
             state.out.waits.push((wait, waiter.unbind()));

@@ -1,8 +1,12 @@
 //! How a view waits for the loop.
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use pyo3::prelude::*;
+use pyo3::{PyTraverseError, PyVisit};
+
+use super::pool::Pool;
 
 /// A place where one thread sleeps until another calls it. A call that comes first is kept.
 #[derive(Default)]
@@ -36,20 +40,31 @@ impl Parker {
     }
 }
 
-/// Acts like a future for an exchange, and calls a thread that waits for it. It does so also when nobody will ever end the
-/// wait: the thread then finds that out.
+/// Acts like a future for an exchange, and calls a thread that waits for it when the turn is over: before, the loop has the
+/// GIL anyway. It does so also when nobody will ever end the wait: the thread then finds that out.
 #[pyclass(module = "ringloop._core", name = "_WsgiWaiter", frozen)]
 pub(super) struct Waiter {
     parker: Arc<Parker>,
+    pool: Py<Pool>,
+    /// It was, or will be.
+    is_called: AtomicBool,
 }
 
 impl Waiter {
-    pub(super) fn new(parker: Arc<Parker>) -> Self {
-        Self { parker }
+    pub(super) fn new(parker: Arc<Parker>, pool: &Bound<'_, Pool>) -> Self {
+        Self {
+            parker,
+            pool: pool.clone().unbind(),
+            is_called: AtomicBool::new(false),
+        }
     }
 
-    pub(super) fn call(&self) {
-        self.parker.call();
+    /// To be called in the loop's thread.
+    pub(super) fn call(&self, py: Python<'_>) {
+        self.is_called.store(true, Relaxed);
+        if Pool::call_at_end(self.pool.bind(py), &self.parker).is_err() {
+            self.parker.call(); // There is no loop any more.
+        }
     }
 }
 
@@ -60,13 +75,19 @@ impl Waiter {
         false
     }
 
-    fn set_result(&self, _value: &Bound<'_, PyAny>) {
-        self.call();
+    fn set_result(&self, py: Python<'_>, _value: &Bound<'_, PyAny>) {
+        self.call(py);
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.pool)
     }
 }
 
 impl Drop for Waiter {
     fn drop(&mut self) {
-        self.parker.call();
+        if !self.is_called.load(Relaxed) {
+            self.parker.call();
+        }
     }
 }
