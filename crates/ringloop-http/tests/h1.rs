@@ -492,6 +492,37 @@ proptest! {
 }
 
 #[test]
+fn a_body_may_be_put_elsewhere() {
+    let request = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n";
+    let mut connection = Connection::new(Limits::default());
+    let mut head = Head::default();
+    assert_eq!(connection.body_left(), None);
+    for _ in 0..2 {
+        let input = [&request[..], b"ab"].concat();
+        let mut at = 0;
+        read(&mut connection, &input, &mut at, &mut head).unwrap();
+        assert_eq!(connection.body_left(), Some(10));
+        read(&mut connection, &input, &mut at, &mut head).unwrap();
+        assert!(!connection.skip_body(0));
+        assert!(!connection.skip_body(7));
+        assert_eq!(connection.body_left(), Some(1));
+        assert!(connection.skip_body(1));
+        assert_eq!(connection.body_left(), None);
+        answer(&mut connection);
+        assert!(connection.is_idle());
+    }
+}
+
+#[test]
+#[should_panic(expected = "3 bytes are more than 2")]
+fn no_more_of_a_body_may_be_put_elsewhere_than_there_is() {
+    let request = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n";
+    let mut connection = Connection::new(Limits::default());
+    read(&mut connection, request, &mut 0, &mut Head::default()).unwrap();
+    connection.skip_body(3);
+}
+
+#[test]
 fn a_request_to_switch_protocols_is_always_parsed() {
     let request = b"GET / HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n";
     let mut connection = Connection::new(Limits::default());

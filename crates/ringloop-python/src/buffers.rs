@@ -5,6 +5,7 @@
 
 mod batch;
 mod file;
+mod gathered;
 
 use std::collections::VecDeque;
 use std::io;
@@ -24,6 +25,7 @@ use crate::thread_exit::SleepsAtExit;
 
 pub(crate) use self::batch::Batch;
 pub(crate) use self::file::{FileSending, Progress};
+pub(crate) use self::gathered::Gathered;
 
 /// Deliveries that are copied after a protocol kept a `bytes` object that was received in place.
 pub(crate) const COPIES_AFTER_KEPT: u8 = 32;

@@ -35,6 +35,7 @@ mod counters;
 mod deadlines;
 mod environ;
 mod exchange;
+mod gathering;
 mod h2;
 mod link;
 mod message;

@@ -22,7 +22,8 @@
 //! # What a receiver gets
 //!
 //! A transport calls [`Receiver::receive`] once for each read that has found something, in the context that reading was
-//! started in, with 1 to [`Received::CAPACITY`] bytes. (TLS delivers all that it has decrypted, which may be more.) It
+//! started in, with 1 to [`Received::CAPACITY`] bytes. (TLS delivers all that it has decrypted, which may be more.) A
+//! receiver that knows where large amounts belong may have them received there, by [`Receiver::gather`]. The transport
 //! calls again only after `receive` has returned, even if that makes the loop turn. It reads again, in a later turn,
 //! until the kernel has nothing more. It stops calling once reading is paused, the connection is closing, or another
 //! protocol has been set. A receiver that hands over to another protocol must itself pass on what it has not used.
@@ -44,6 +45,7 @@
 
 #![allow(unsafe_code)]
 
+use std::io;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
@@ -52,7 +54,7 @@ use pyo3::type_object::PyTypeInfo;
 use pyo3::types::PyBytes;
 use pyo3::{PyTraverseError, PyVisit};
 
-use crate::buffers::Received;
+use crate::buffers::{Gathered, Received};
 use crate::event_loop::Loop;
 use crate::stream_reader;
 use crate::streams;
@@ -65,7 +67,24 @@ pub(crate) trait Receiver: PyTypeInfo {
 
     /// Takes what has been received.
     fn receive(this: &Bound<'_, Self>, input: Input<'_, '_>) -> PyResult<()>;
+
+    /// Calls `receive_into` if what comes next is to be received elsewhere than in the loop's buffer. Returns the result of
+    /// that, and how many bytes there was room for.
+    fn gather(_this: &Bound<'_, Self>, _receive_into: ReceiveInto<'_>) -> Option<Receipt> {
+        None
+    }
+
+    /// `gather` has received `count` bytes, in place of a call of `receive`.
+    fn gathered(_this: &Bound<'_, Self>, _count: usize) -> PyResult<()> {
+        Ok(())
+    }
 }
+
+/// Receives what the socket has.
+pub(crate) type ReceiveInto<'a> = &'a mut dyn FnMut(&mut Gathered) -> io::Result<usize>;
+
+/// The result of a receive, and how many bytes there was room for.
+pub(crate) type Receipt = (io::Result<usize>, usize);
 
 /// Bytes that were received, for whoever takes them. Dropping it gives the loop its buffer back.
 pub(crate) struct Input<'a, 'py> {
@@ -160,6 +179,8 @@ struct Class {
     /// See `Sink::room`.
     room: fn(&Sink, Python<'_>) -> PyResult<usize>,
     receive_object: fn(&Sink, &Bound<'_, PyBytes>) -> PyResult<()>,
+    gather: fn(&Sink, Python<'_>, ReceiveInto<'_>) -> Option<Receipt>,
+    gathered: fn(&Sink, Python<'_>, usize) -> PyResult<()>,
 }
 
 /// asyncio's own `StreamReaderProtocol`: its `StreamReader` is fed directly.
@@ -173,6 +194,8 @@ const STREAM: Class = Class {
         let protocol = sink.protocol.bind(bytes.py());
         stream_reader::feed(protocol, bytes.as_bytes(), Some(bytes))
     },
+    gather: |_, _, _| None,
+    gathered: |_, _, _| Ok(()),
 };
 
 /// The class of a receiver.
@@ -188,12 +211,18 @@ impl<T: Receiver> ClassOf<T> {
         receive_object: |sink, bytes| {
             Self::receive(sink, Input::copied(bytes.py(), bytes.as_bytes()))
         },
+        gather: |sink, py, receive_into| T::gather(Self::protocol(sink, py), receive_into),
+        gathered: |sink, py, count| T::gathered(Self::protocol(sink, py), count),
     };
 
-    fn receive(sink: &Sink, input: Input<'_, '_>) -> PyResult<()> {
-        let protocol = sink.protocol.bind(input.py);
+    fn protocol<'a, 'py>(sink: &'a Sink, py: Python<'py>) -> &'a Bound<'py, T> {
+        let protocol = sink.protocol.bind(py);
         // SAFETY: only `Sink::for_protocol` makes sinks. It gives this class to instances of `T`.
-        T::receive(unsafe { protocol.cast_unchecked::<T>() }, input)
+        unsafe { protocol.cast_unchecked::<T>() }
+    }
+
+    fn receive(sink: &Sink, input: Input<'_, '_>) -> PyResult<()> {
+        T::receive(Self::protocol(sink, input.py), input)
     }
 }
 
@@ -261,6 +290,16 @@ impl Sink {
     /// Up to how many bytes are better received straight into a `bytes` object, for `receive_object`; 0 for none.
     pub(crate) fn room(&self, py: Python<'_>) -> PyResult<usize> {
         (self.class.room)(self, py)
+    }
+
+    /// See `Receiver::gather`.
+    pub(crate) fn gather(&self, py: Python<'_>, receive_into: ReceiveInto<'_>) -> Option<Receipt> {
+        (self.class.gather)(self, py, receive_into)
+    }
+
+    /// See `Receiver::gathered`.
+    pub(crate) fn gathered(&self, py: Python<'_>, count: usize) -> PyResult<()> {
+        (self.class.gathered)(self, py, count)
     }
 
     /// Delivers bytes in an object of their own.

@@ -283,6 +283,33 @@ impl Connection {
         matches!(self.reading, Reading::Sized(_) | Reading::Chunked(_))
     }
 
+    /// Bytes of the current request's body that have not been read, if Content-Length says how many.
+    pub fn body_left(&self) -> Option<u64> {
+        match self.reading {
+            Reading::Sized(left) => Some(left),
+            _ => None,
+        }
+    }
+
+    /// Counts bytes of the body that did not pass through [`read`](Connection::read): the caller has put the next `count`
+    /// bytes of the connection elsewhere. Returns whether the body is complete.
+    ///
+    /// # Panics
+    /// If there are fewer [left](Connection::body_left).
+    pub fn skip_body(&mut self, count: u64) -> bool {
+        let left = self.body_left().unwrap_or(0);
+        assert!(count <= left, "{count} bytes are more than {left}");
+        if count == 0 {
+            return false;
+        }
+        self.awaits_continue = false;
+        self.reading = Reading::Sized(left - count);
+        if count == left {
+            self.finish_request();
+        }
+        count == left
+    }
+
     /// Whether a response was started and is not finished.
     pub fn is_responding(&self) -> bool {
         matches!(self.writing, Writing::Body(_))

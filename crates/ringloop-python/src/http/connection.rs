@@ -27,12 +27,15 @@ use super::service::HttpService;
 use crate::names::intern;
 use crate::objects;
 use crate::queue::Collector;
-use crate::receiver::{Input, Receiver};
+use crate::receiver::{Input, Receipt, ReceiveInto, Receiver};
 use crate::support::{self, CloneRefOption, GilCell};
 use crate::transport::SocketTransport;
 
 /// Pipelined requests that are started before the loop goes on with other things.
 pub(super) const REQUESTS_PER_TURN: usize = 16;
+
+/// How long a request may wait for its body before it is started.
+const GATHERING_NS_MAX: u64 = 500_000_000;
 
 /// How long a server that shuts down waits for a request on a connection that has just been opened.
 pub(super) const FIRST_REQUEST_S: f64 = 1.0;
@@ -53,6 +56,8 @@ pub(super) struct State {
     current: Option<Py<Exchange>>,
     /// The template that was made of the last request's head.
     template: Option<Template>,
+    /// The current request is started when its body is there, or the client is slow to send it.
+    is_gathering: bool,
     /// Input is being parsed, or a request started.
     pub(super) is_busy: bool,
     /// The client has sent too much for too long: what still comes is dropped, and the connection ends with the response.
@@ -103,6 +108,7 @@ impl Connection {
             input: Vec::new(),
             current: None,
             template: None,
+            is_gathering: false,
             is_busy: false,
             is_overrun: false,
             is_websocket: false,
@@ -191,6 +197,13 @@ impl Connection {
             drop(hot);
             match parsed {
                 Ok(Parsed::Request { request, upgrades }) => {
+                    if this.state.get(py).is_gathering {
+                        break if upgrades {
+                            service.get().warn_of_upgrade(py)
+                        } else {
+                            Ok(())
+                        };
+                    }
                     if let Err(error) = Self::start(slf, &service, request.bind(py), upgrades) {
                         break Err(error);
                     }
@@ -229,6 +242,9 @@ impl Connection {
         if this.state.get(py).is_websocket {
             return Self::read_on(slf);
         }
+        if Self::start_gathered(slf, &service)? {
+            started += 1;
+        }
         if started > 0 {
             // Otherwise the deadline for the previous head would go on. A connection that ends has another one.
             if let Some(slot) = this.link.slot(py).filter(|_| !this.link.is_closing(py)) {
@@ -251,7 +267,8 @@ impl Connection {
         state.input = kept;
     }
 
-    /// Parses input up to the next request that can be started. Runs no code of the application.
+    /// Parses input up to the next request that can be started, or that waits for its body. Runs no code of the
+    /// application.
     fn parse(
         slf: &Bound<'_, Self>,
         service: &Bound<'_, HttpService>,
@@ -308,6 +325,10 @@ impl Connection {
                 Ok(Event::Data { range, end }) => {
                     let request = this.current(py);
                     if let Some(request) = request {
+                        let is_first = begun.is_some() && !this.state.get(py).is_gathering;
+                        if is_first && !end && this.gathers_ahead(service, &request) {
+                            this.state.get_mut(py).is_gathering = true;
+                        }
                         request.get().push_body(py, &input[range], end)?;
                     }
                     if end && begun.is_some() {
@@ -396,6 +417,9 @@ impl Connection {
             end,
             websocket,
         );
+        if let Some(left) = this.state.get(py).http.body_left() {
+            exchange.expect(py, left);
+        }
         let answerer = this.answerer(py, dispatch.route);
         let request = answerer.take(exchange, told)?;
         let previous = {
@@ -405,6 +429,95 @@ impl Connection {
         };
         drop(previous);
         Ok((request.unbind(), upgrades))
+    }
+
+    /// Whether a request is started only when its body is there, as far as this comes without a pause.
+    fn gathers_ahead(
+        &self,
+        service: &Bound<'_, HttpService>,
+        request: &Bound<'_, Exchange>,
+    ) -> bool {
+        let py = service.py();
+        let route = request.get().route();
+        self.link.has_socket(py)
+            && self.answerer(py, route).wants_whole_body()
+            && !service.get().is_overloaded(py)
+            && request.get().gather_ahead(py)
+    }
+
+    /// Starts a request that has waited for its body, if that is there.
+    fn start_gathered(slf: &Bound<'_, Self>, service: &Bound<'_, HttpService>) -> PyResult<bool> {
+        let py = slf.py();
+        let this = slf.get();
+        let is_gathering = this.state.get(py).is_gathering;
+        match this.current(py) {
+            Some(request) if is_gathering && request.get().has_whole_body(py) => {
+                Self::end_gathering(slf, service, &request).map(|()| true)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    /// Starts a request that has waited for its body.
+    fn end_gathering(
+        slf: &Bound<'_, Self>,
+        service: &Bound<'_, HttpService>,
+        request: &Bound<'_, Exchange>,
+    ) -> PyResult<()> {
+        let py = slf.py();
+        {
+            let mut state = slf.get().state.get_mut(py);
+            state.is_gathering = false;
+            if slf.get().link.is_closing(py) {
+                return Ok(());
+            }
+            state.is_busy = true;
+        }
+        let result = Self::start(slf, service, request, false);
+        slf.get().state.get_mut(py).is_busy = false;
+        result
+    }
+
+    /// The client has paused within a body that is gathered: the view waits for the rest.
+    fn on_gathering_deadline(slf: &Bound<'_, Self>) -> PyResult<()> {
+        let py = slf.py();
+        let this = slf.get();
+        let is_gathering = this.state.get(py).is_gathering;
+        match (this.link.service(py), this.current(py)) {
+            (Some(service), Some(request)) if is_gathering => {
+                Self::end_gathering(slf, &service, &request)?;
+                Self::settle(slf, &service)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Limits how long a request waits for its body: each part of it gives the client time for the next one, but not for
+    /// ever.
+    fn limit_gathering(&self, service: &Bound<'_, HttpService>, slot: usize) -> PyResult<()> {
+        let begun = self
+            .current(service.py())
+            .map(|it| it.get().begun(service.py()));
+        let is_long = begun.is_some_and(|it| it.at_ns + GATHERING_NS_MAX < clock::now_ns());
+        if is_long {
+            HttpService::begin_deadline(service, slot, Kind::Gather)
+        } else {
+            HttpService::set_deadline(service, slot, Some(Kind::Gather))
+        }
+    }
+
+    /// Takes what was received of a body that is received as a whole.
+    fn take_gathered(slf: &Bound<'_, Self>, count: usize) -> PyResult<()> {
+        let py = slf.py();
+        let this = slf.get();
+        let (Some(service), Some(request)) = (this.link.service(py), this.current(py)) else {
+            return Ok(());
+        };
+        this.link.count_received(py, count);
+        let end = this.state.get_mut(py).http.skip_body(count as u64);
+        request.get().on_gathered(py, count, end)?;
+        Self::start_gathered(slf, &service)?;
+        Self::settle(slf, &service)
     }
 
     /// Starts a request's task.
@@ -466,11 +579,16 @@ impl Connection {
             Some(request) => (request.get().unread(py), request.get().awaits_end(py)),
             None => (0, false),
         };
-        let is_full = unread + has_input > service.get().body_ahead();
+        let is_gathering = this.state.get(py).is_gathering;
+        let is_full = unread + has_input > service.get().body_ahead() && !is_gathering;
         // While nothing is read the peer's end isn't seen. An application that waits for it does not wait for ever.
         let is_blind = is_full && awaits_end;
         let deadline = if is_blind { Some(Kind::Body) } else { waiting };
-        HttpService::set_deadline(service, slot, deadline)?;
+        if is_gathering {
+            this.limit_gathering(service, slot)?;
+        } else {
+            HttpService::set_deadline(service, slot, deadline)?;
+        }
         // Without a request everything that comes is used at once.
         if is_full && waiting.is_none() {
             this.link.pause_reading(py)
@@ -556,6 +674,23 @@ impl Receiver for Connection {
 
     fn receive(this: &Bound<'_, Self>, input: Input<'_, '_>) -> PyResult<()> {
         Self::arrive(this, input)
+    }
+
+    fn gather(slf: &Bound<'_, Self>, receive_into: ReceiveInto<'_>) -> Option<Receipt> {
+        let py = slf.py();
+        let link = &slf.get().link;
+        let state = slf.get().state.get(py);
+        let has_other = state.is_websocket || state.is_overrun || state.http2.is_some();
+        let is_later = state.is_busy || !state.input.is_empty() || link.is_continuing(py);
+        if has_other || is_later || link.is_closing(py) {
+            return None;
+        }
+        state.http.body_left()?;
+        state.current.as_ref()?.get().gather(py, receive_into)
+    }
+
+    fn gathered(slf: &Bound<'_, Self>, count: usize) -> PyResult<()> {
+        Self::take_gathered(slf, count)
     }
 }
 

@@ -25,10 +25,12 @@ pub(super) enum Kind {
     Close,
     /// For a client that has its last response to stop sending.
     Linger,
+    /// For more of a body that is gathered before its request is started.
+    Gather,
 }
 
 impl Kind {
-    pub(super) const ALL: [Self; 9] = [
+    pub(super) const ALL: [Self; 10] = [
         Self::KeepAlive,
         Self::Idle,
         Self::Head,
@@ -38,6 +40,7 @@ impl Kind {
         Self::Pong,
         Self::Close,
         Self::Linger,
+        Self::Gather,
     ];
 
     /// Writing has a deadline of its own; the others exclude one another.

@@ -19,13 +19,16 @@ use ringloop_http::websocket::{AcceptError, Handshake, SendError};
 use self::response::Trailers;
 pub(super) use self::response::{Progress, response_error};
 use super::counters::Begun;
+use super::gathering::{GATHERED_MAX, GATHERED_MIN, Reserved};
 use super::link::Link;
 use super::message::Fields;
 use super::pages::{Dispatch, Route};
 use super::scope::Told;
 use super::service::{self, HttpService};
 use super::websocket::WebSocket;
+use crate::buffers::Gathered;
 use crate::objects;
+use crate::receiver::{Receipt, ReceiveInto};
 use crate::support::{CloneRefOption, GilCell};
 use crate::transport::SocketTransport;
 
@@ -192,6 +195,11 @@ pub(super) trait Answerer: Sync {
     /// Makes the object of an exchange, of the answerer's own class.
     fn take<'py>(&self, exchange: Exchange, told: Told<'py>) -> PyResult<Bound<'py, Exchange>>;
 
+    /// Whether a body is better received before the answer is begun, if it is there already.
+    fn wants_whole_body(&self) -> bool {
+        false
+    }
+
     /// Begins to answer.
     fn start(
         &self,
@@ -249,6 +257,14 @@ struct State {
     /// The first part of the body that was not received yet, and what came after it.
     first: Option<Py<PyBytes>>,
     body: Vec<u8>,
+    /// In place of the first part: one that is received as a whole. What comes after it is in `body`.
+    gathered: Option<Gathered>,
+    /// The memory that this takes before the body is asked for.
+    reserved: Option<Reserved>,
+    /// Bytes of `gathered` to wait for.
+    wanted: usize,
+    /// Bytes of the body that have not come, if the client has said how many.
+    expected: u64,
     body_ended: bool,
     /// The last part was received.
     end_received: bool,
@@ -278,6 +294,38 @@ struct State {
     has_broken_file: bool,
     is_complete: bool,
     is_disconnected: bool,
+}
+
+impl State {
+    /// Bytes of the body that were not received.
+    fn arrived(&self, py: Python<'_>) -> usize {
+        let first = self.first.as_ref();
+        let first = first.map_or(0, |first| first.bind(py).as_bytes().len());
+        let gathered = self.gathered.as_ref().map_or(0, Gathered::len);
+        first + gathered + self.body.len()
+    }
+
+    /// Whether what is waited for of `gathered` is there.
+    fn has_gathered(&self) -> bool {
+        let len = self.gathered.as_ref().map_or(0, Gathered::len);
+        len > 0 && len >= self.wanted
+    }
+
+    /// Whether the body will grow no more.
+    fn has_all(&self) -> bool {
+        self.body_ended || self.is_complete || self.is_disconnected
+    }
+
+    /// Receives the body as a whole from now on, up to `length` bytes.
+    fn begin_gathering(&mut self, py: Python<'_>, length: usize) -> PyResult<()> {
+        let mut gathered = Gathered::new(py, length)?;
+        if let Some(first) = self.first.take() {
+            gathered.push(first.bind(py).as_bytes());
+        }
+        gathered.push(&std::mem::take(&mut self.body));
+        self.gathered = Some(gathered);
+        Ok(())
+    }
 }
 
 /// An exchange for a WebSocket.
@@ -325,6 +373,10 @@ impl Exchange {
             logged_scope: is_logged.then(|| scope.clone().unbind()),
             first: None,
             body: Vec::new(),
+            gathered: None,
+            reserved: None,
+            wanted: 0,
+            expected: 0,
             body_ended,
             end_received: false,
             receivers: Vec::new(),
@@ -357,6 +409,11 @@ impl Exchange {
             state: GilCell::new(state),
             upgrade,
         }
+    }
+
+    /// The client has said how many bytes of the body will come.
+    pub(super) fn expect(&self, py: Python<'_>, count: u64) {
+        self.state.get_mut(py).expected = count;
     }
 
     /// The number that its connection knows it by.
@@ -438,18 +495,20 @@ impl Exchange {
 
     /// Bytes of the body that were not received.
     pub(super) fn unread(&self, py: Python<'_>) -> usize {
-        let state = self.state.get(py);
-        let first = state.first.as_ref();
-        first.map_or(0, |first| first.bind(py).as_bytes().len()) + state.body.len()
+        self.state.get(py).arrived(py)
     }
 
     // -- What the connection tells -----------------------------------------------------------------------------------
 
     /// Takes a part of the body.
-    pub(super) fn push_body(&self, py: Python<'_>, part: &[u8], end: bool) -> PyResult<()> {
+    pub(super) fn push_body(&self, py: Python<'_>, mut part: &[u8], end: bool) -> PyResult<()> {
         let is_first = {
-            let state = self.state.get(py);
-            state.first.is_none() && state.body.is_empty()
+            let mut state = self.state.get_mut(py);
+            state.expected = state.expected.saturating_sub(part.len() as u64);
+            if let Some(gathered) = &mut state.gathered {
+                part = gathered.push(part);
+            }
+            state.first.is_none() && state.body.is_empty() && state.gathered.is_none()
         };
         let object = (is_first && !part.is_empty())
             .then(|| objects::bytes(py, part))
@@ -461,8 +520,66 @@ impl Exchange {
                 Some(object) => state.first = Some(object.unbind()),
                 None => state.body.extend_from_slice(part),
             }
+            let is_awaited = state.gathered.is_some() && !state.has_gathered();
+            if is_awaited && !state.has_all() {
+                return Ok(());
+            }
         }
         self.wake_receivers(py)
+    }
+
+    /// Receives the next part of the body, if that is received as a whole.
+    pub(super) fn gather(&self, py: Python<'_>, receive_into: ReceiveInto<'_>) -> Option<Receipt> {
+        let mut state = self.state.get_mut(py);
+        if state.has_all() {
+            return None;
+        }
+        let gathered = state.gathered.as_mut().filter(|it| it.room() > 0)?;
+        let room = gathered.room();
+        Some((receive_into(gathered), room))
+    }
+
+    /// `gather` has received `count` bytes, the last ones if `end`.
+    pub(super) fn on_gathered(&self, py: Python<'_>, count: usize, end: bool) -> PyResult<()> {
+        {
+            let mut state = self.state.get_mut(py);
+            state.expected = state.expected.saturating_sub(count as u64);
+            state.body_ended |= end;
+            if !state.has_gathered() && !state.has_all() {
+                return Ok(());
+            }
+        }
+        self.wake_receivers(py)
+    }
+
+    /// Receives the body as a whole before the answerer is started, if there is memory for it.
+    pub(super) fn gather_ahead(&self, py: Python<'_>) -> bool {
+        let Ok(service) = self.service(py) else {
+            return false;
+        };
+        let mut state = self.state.get_mut(py);
+        let Some(length) = usize::try_from(state.expected)
+            .ok()
+            .and_then(|expected| expected.checked_add(state.arrived(py)))
+            .filter(|length| (GATHERED_MIN..=GATHERED_MAX).contains(length))
+        else {
+            return false;
+        };
+        let Some(reserved) = service.get().gathering().reserve(length) else {
+            return false;
+        };
+        // Without memory the answerer takes the parts as they come.
+        if state.begin_gathering(py, length).is_err() {
+            return false;
+        }
+        state.wanted = length;
+        state.reserved = Some(reserved);
+        true
+    }
+
+    /// Whether all of the body is there.
+    pub(super) fn has_whole_body(&self, py: Python<'_>) -> bool {
+        self.state.get(py).has_all()
     }
 
     /// The connection is gone, or its server asks the application to end.
@@ -528,14 +645,44 @@ impl Exchange {
         }
     }
 
+    /// Whether to wait before the body is taken, so that `count` bytes of it come as one part, or all that fit into one. In
+    /// any thread.
+    pub(super) fn must_gather(&self, py: Python<'_>, count: usize) -> bool {
+        let mut state = self.state.get_mut(py);
+        let arrived = state.arrived(py);
+        let expected = usize::try_from(state.expected).unwrap_or(usize::MAX);
+        let wanted = (arrived.saturating_add(expected))
+            .min(count)
+            .min(GATHERED_MAX);
+        if state.has_all() || wanted <= arrived {
+            return false;
+        }
+        let is_enough = match &state.gathered {
+            Some(gathered) => gathered.room() == 0,
+            None if wanted < GATHERED_MIN => true,
+            // Without memory the parts are taken as they come.
+            None => state.begin_gathering(py, wanted).is_err(),
+        };
+        if !is_enough {
+            state.wanted = wanted;
+        }
+        !is_enough
+    }
+
     /// As `take_body`, in any thread: the connection hears of it by `release`.
     pub(super) fn take_arrived<'py>(&self, py: Python<'py>) -> PyResult<Body<'py>> {
+        let mut gathered = None;
         let (first, rest, more) = {
             let mut state = self.state.get_mut(py);
             if state.is_complete {
                 return Ok(Body::Disconnected);
             }
-            if let Some(first) = state.first.take() {
+            if state.gathered.as_ref().is_some_and(|it| it.len() > 0) {
+                gathered = state.gathered.take().map(|it| (it, state.reserved.take()));
+                let more = !state.body_ended || !state.body.is_empty();
+                state.end_received = !more;
+                (None, Vec::new(), more)
+            } else if let Some(first) = state.first.take() {
                 let more = !state.body_ended || !state.body.is_empty();
                 state.end_received = !more;
                 (Some(first), Vec::new(), more)
@@ -549,9 +696,16 @@ impl Exchange {
                 return Ok(Body::Wait);
             }
         };
-        let body = match first {
-            Some(first) => first.into_bound(py),
-            None => objects::bytes(py, &rest)?,
+        let body = match (first, gathered) {
+            (Some(first), _) => first.into_bound(py),
+            (None, Some((gathered, reserved))) => {
+                if let Some(reserved) = reserved {
+                    reserved.read();
+                }
+                self.service(py)?.get().gathering().count_read();
+                gathered.finish(py)?
+            }
+            (None, None) => objects::bytes(py, &rest)?,
         };
         Ok(Body::Part(body, more))
     }
@@ -582,6 +736,7 @@ impl Exchange {
         state.is_complete
             || state.is_disconnected
             || state.first.is_some()
+            || state.has_gathered()
             || !state.body.is_empty()
             || state.body_ended
     }

@@ -17,6 +17,7 @@ use super::access_log::{self, Entry};
 use super::calls;
 use super::counters::{Begun, Counters};
 use super::deadlines::{Deadlines, Kind};
+use super::gathering::Gathering;
 use super::pages::{Dispatch, Route, Routes};
 use super::settings::HttpSettings;
 use crate::event_loop::Loop;
@@ -211,6 +212,7 @@ pub(crate) struct HttpService {
     scratch: GilCell<Scratch>,
     counters: GilCell<Counters>,
     lines: GilCell<access_log::Lines>,
+    gathering: Gathering,
 }
 
 /// A buffer that has grown beyond this is not kept.
@@ -393,6 +395,7 @@ impl HttpService {
             scratch: GilCell::new(scratch),
             counters: GilCell::new(Counters::default()),
             lines: GilCell::new(access_log::Lines::default()),
+            gathering: Gathering::default(),
         })
     }
 
@@ -493,6 +496,10 @@ impl HttpService {
     /// How long a deadline of this kind is, if there is one.
     pub(super) fn timeout_ms(&self, kind: Kind) -> Option<u64> {
         self.settings.timeouts_ns[kind as usize].map(|timeout_ns| timeout_ns / 1_000_000)
+    }
+
+    pub(super) fn gathering(&self) -> &Gathering {
+        &self.gathering
     }
 
     pub(super) fn body_ahead(&self) -> usize {

@@ -14,6 +14,9 @@ const CLOSE_S: f64 = 10.0;
 /// Clients that are idle longer ask so rarely that making it again costs little.
 const HEAD_KEPT_S: f64 = 0.25;
 
+/// How long a client may pause within a body that is gathered before its request is started.
+const PAUSE_S: f64 = 0.002;
+
 /// The number of threads for WSGI is that of the CPUs, and this many more.
 const THREADS_MORE: usize = 4;
 
@@ -120,6 +123,7 @@ impl HttpSettings {
             Kind::Pong => self.ws_ping_timeout,
             Kind::Close => Some(CLOSE_S),
             Kind::Linger => Some(self.timeout_linger),
+            Kind::Gather => Some(PAUSE_S),
         };
         seconds.map(|seconds| (seconds * 1e9).round() as u64)
     }

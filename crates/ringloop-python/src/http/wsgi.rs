@@ -30,6 +30,10 @@ impl Answerer for Threads {
         View::make(exchange, told).map(Bound::into_super)
     }
 
+    fn wants_whole_body(&self) -> bool {
+        true
+    }
+
     fn start(
         &self,
         service: &Bound<'_, HttpService>,

@@ -1,5 +1,7 @@
 //! How a stream transport reads: once for each time its socket is ready, into the loop's buffer or the protocol's own.
 
+use std::io::ErrorKind;
+
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -11,7 +13,7 @@ use crate::buffers::{self, Received};
 use crate::endpoint;
 use crate::names::intern;
 use crate::objects::{self, New};
-use crate::receiver::Input;
+use crate::receiver::{Input, Sink};
 use crate::support::{self, CloneRefOption, call_method1};
 
 /// Reads once. Leaves `readable` set while there may be more.
@@ -43,13 +45,13 @@ fn settle(
             state.readable = count == capacity || state.read_on;
             Ok(Some(count))
         }
-        Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+        Err(error) if error.kind() == ErrorKind::WouldBlock => {
             let mut state = transport.get().state.get_mut(py);
             state.readable = false;
             state.read_on = false;
             Ok(None)
         }
-        Err(error) if error.kind() == std::io::ErrorKind::Interrupted => Ok(None),
+        Err(error) if error.kind() == ErrorKind::Interrupted => Ok(None),
         Err(error) => {
             let error = support::os_error(py, &error);
             fatal_error(transport, error, "Fatal read error on socket transport")?;
@@ -58,24 +60,31 @@ fn settle(
     }
 }
 
-/// How many bytes to receive straight into the object that a sink takes; 0 to receive into the loop's buffer. A new object
-/// costs more than a copy of little data, so the last receive must have been large, and this one is guessed from it. For
-/// Unix sockets, see `cut_short`.
-fn direct_capacity(transport: &Bound<'_, SocketTransport>) -> PyResult<usize> {
+/// The sink, if it may take what is received without the loop's buffer, and how many bytes to expect. That costs more than
+/// a copy of little data, so the last receive must have been large, and this one is guessed from it. For Unix sockets, see
+/// `cut_short`.
+fn direct_sink(transport: &Bound<'_, SocketTransport>) -> Option<(Sink, usize)> {
     let py = transport.py();
-    let (sink, habit) = {
-        let state = transport.get().state.get(py);
-        let habit = usize::from(state.habit_kb) * 1024;
-        if habit < buffers::DIRECT_MIN || state.is_unix {
-            return Ok(0);
-        }
-        (state.sink.as_ref().map(|it| it.clone_ref(py)), habit)
-    };
-    let room = sink.map_or(Ok(0), |sink| sink.room(py))?;
-    if room < buffers::DIRECT_MIN {
-        return Ok(0);
+    let state = transport.get().state.get(py);
+    let habit = usize::from(state.habit_kb) * 1024;
+    if habit < buffers::DIRECT_MIN || state.is_unix {
+        return None;
     }
-    Ok(room.min(buffers::with_slack(habit)))
+    Some((state.sink.as_ref()?.clone_ref(py), habit))
+}
+
+/// Receives to where the sink wants it. False if it has no such place.
+fn gather(transport: &Bound<'_, SocketTransport>, sink: &Sink) -> PyResult<bool> {
+    let py = transport.py();
+    let fd = transport.get().state.get(py).attachment.descriptor(py);
+    let Some((result, capacity)) = sink.gather(py, &mut |gathered| gathered.receive(fd)) else {
+        return Ok(false);
+    };
+    if let Some(count) = settle(transport, result, capacity)? {
+        note_habit(transport, count, capacity);
+        delivered(transport, sink.gathered(py, count), sink.method())?;
+    }
+    Ok(true)
 }
 
 /// Remembers how much a receive for a sink took; after one that took all of `capacity`, more may come.
@@ -112,9 +121,15 @@ fn read_directly(transport: &Bound<'_, SocketTransport>, capacity: usize) -> PyR
 fn read_for_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
     let py = transport.py();
     let this = transport.get();
-    let capacity = direct_capacity(transport)?;
-    if capacity > 0 && read_directly(transport, capacity)? {
-        return Ok(());
+    if let Some((sink, habit)) = direct_sink(transport) {
+        if gather(transport, &sink)? {
+            return Ok(());
+        }
+        let room = sink.room(py)?;
+        let capacity = room.min(buffers::with_slack(habit));
+        if room >= buffers::DIRECT_MIN && read_directly(transport, capacity)? {
+            return Ok(());
+        }
     }
     let event_loop = endpoint::event_loop(this, py)?;
     let mut received = event_loop.get().receive_buffer(py)?;

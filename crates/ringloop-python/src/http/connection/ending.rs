@@ -227,6 +227,7 @@ impl Connection {
             Kind::KeepAlive => Self::on_idle(slf),
             Kind::Idle => Self::close_unless_asked(slf),
             Kind::Linger => slf.get().link.on_lingered(slf.py()),
+            Kind::Gather => Self::on_gathering_deadline(slf),
             Kind::Ping | Kind::Pong | Kind::Close => Self::on_websocket_deadline(slf, kind),
             Kind::Head => {
                 let has_begun = !this.state.get(py).input.is_empty();

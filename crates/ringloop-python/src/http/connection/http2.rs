@@ -501,7 +501,7 @@ impl Connection {
             }
             Kind::Linger => slf.get().link.on_lingered(slf.py()),
             // Each WebSocket has its own.
-            Kind::Ping | Kind::Pong | Kind::Close => Ok(()),
+            Kind::Ping | Kind::Pong | Kind::Close | Kind::Gather => Ok(()),
         }
     }
 }

@@ -238,7 +238,10 @@ impl Exchange {
         let (previous, begun, status) = {
             let mut state = this.state.get_mut(py);
             state.is_complete = true;
-            (state.connection.take(), state.begun, state.status)
+            // Nobody can read it any more.
+            let unread = (state.gathered.take(), state.reserved.take());
+            let previous = (state.connection.take(), unread);
+            (previous, state.begun, state.status)
         };
         drop(previous);
         service.get().count_response(py, Some(begun), status);

@@ -62,10 +62,19 @@ impl Input {
         Bound::new(view.py(), input)
     }
 
-    /// The next part of the body, and whether there may be another. Waits for it.
-    fn receive<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyBytes>, bool)> {
+    /// The next part of the body, and whether there may be another. Waits for it: for `wanted` bytes, if it is known how
+    /// many will come.
+    fn receive<'py>(
+        &self,
+        py: Python<'py>,
+        wanted: usize,
+    ) -> PyResult<(Bound<'py, PyBytes>, bool)> {
         let view = self.view.bind(py);
         loop {
+            if view.as_super().get().must_gather(py, wanted) && !view.get().state.get(py).is_gone {
+                View::wait(view, Wait::Body)?;
+                continue;
+            }
             match view.as_super().get().take_arrived(py)? {
                 Body::Part(part, more) => {
                     View::on_taken(view, part.as_bytes().len(), more)?;
@@ -82,12 +91,12 @@ impl Input {
         }
     }
 
-    /// Takes more of the body; false at its end.
-    fn fill(&self, py: Python<'_>) -> PyResult<bool> {
+    /// Takes more of the body, `wanted` bytes if possible; false at its end.
+    fn fill(&self, py: Python<'_>, wanted: usize) -> PyResult<bool> {
         if self.state.get(py).is_at_end {
             return Ok(false);
         }
-        let (part, more) = self.receive(py)?;
+        let (part, more) = self.receive(py, wanted)?;
         self.keep(&part, more)?;
         Ok(true)
     }
@@ -138,7 +147,7 @@ impl Input {
             if let Some(count) = count {
                 return self.take(py, count);
             }
-            if !self.fill(py)? {
+            if !self.fill(py, 1)? {
                 return self.take(py, size);
             }
         }
@@ -162,16 +171,17 @@ impl Input {
             (state.rest().is_empty(), state.is_at_end)
         };
         if is_empty && !is_at_end && size > 0 {
-            let (part, more) = self.receive(py)?;
-            if !more && part.as_bytes().len() <= size {
-                self.state.get_mut(py).is_at_end = true;
+            let (part, more) = self.receive(py, size)?;
+            let count = part.as_bytes().len();
+            if count == size || (!more && count < size) {
+                self.state.get_mut(py).is_at_end = !more;
                 return Ok(part);
             }
             self.keep(&part, more)?;
         }
         loop {
-            let is_enough = self.state.get(py).rest().len() >= size;
-            if is_enough || !self.fill(py)? {
+            let left = size.saturating_sub(self.state.get(py).rest().len());
+            if left == 0 || !self.fill(py, left)? {
                 return self.take(py, size);
             }
         }

@@ -1,0 +1,242 @@
+"""WSGI applications: large bodies, which are received as a whole where it is known how much a view wants."""
+
+import asyncio
+import os
+import threading
+
+import pytest
+
+from serving import run
+from wsgi_support import GET, post, releasing, serve, until, wait
+
+pytestmark = pytest.mark.ringloop_only
+
+READS = 6
+"""Views in a row that read their bodies. After a few the server expects that of the next one, too."""
+
+
+def echo_length(environ, start_response):
+    """Read all of the body, and answer with its length."""
+    body = b"%d" % len(environ["wsgi.input"].read())
+    start_response("200 OK", [("Content-Length", str(len(body)))])
+    return [body]
+
+
+async def read_some(client, size=100_000):
+    """Have views read bodies, so that the server expects that of the next one, too."""
+    for _ in range(READS):
+        client.write(post(bytes(size)))
+        assert (await client.response())[2] == b"%d" % size
+
+
+async def send_at_once(client, request):
+    client.write(request)
+    await client.writer.drain()
+
+
+async def send_head_first(client, request):
+    end = request.index(b"\r\n\r\n") + 4
+    client.write(request[:end])
+    await asyncio.sleep(0)
+    client.write(request[end:])
+    await client.writer.drain()
+
+
+async def send_in_pieces(client, request):
+    for at in range(0, len(request), 50_000):
+        client.write(request[at : at + 50_000])
+        await client.writer.drain()
+        await asyncio.sleep(0)
+
+
+async def send_with_pauses(client, request):
+    """Pause for longer than the server waits before it starts the view."""
+    third = len(request) // 3
+    for piece in (request[:third], request[third : 2 * third], request[2 * third :]):
+        client.write(piece)
+        await client.writer.drain()
+        await asyncio.sleep(0.005)
+
+
+def in_parts(stream, size):
+    return b"".join(iter(lambda: stream.read(size), b""))
+
+
+def first_a_little(stream):
+    return stream.read(10) + stream.readline() + stream.read(40_000) + stream.read()
+
+
+@pytest.mark.parametrize("send", [send_at_once, send_head_first, send_in_pieces, send_with_pauses])
+@pytest.mark.parametrize("size", [32_767, 32_768, 65_536, 300_000, 1 << 20, (1 << 20) + 1, 3_000_000])
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda stream: stream.read(),
+        lambda stream: stream.read(1 << 20) + stream.read(),
+        lambda stream: in_parts(stream, 65_536),
+        lambda stream: in_parts(stream, 10_000),
+        lambda stream: b"".join(stream),
+        first_a_little,
+    ],
+    ids=["all", "a megabyte", "64 KB each", "10 KB each", "lines", "first a little"],
+)
+def test_reading(arm, loop, read, size, send):
+    bodies = [os.urandom(size) for _ in range(READS)]
+    found = []
+
+    def application(environ, start_response):
+        stream = environ["wsgi.input"]
+        found.append(read(stream))
+        assert stream.read() == b""
+        start_response("200 OK", [])
+        return [b""]
+
+    async def test():
+        async with serve(arm, application) as server, server.client() as client:
+            for body in bodies:
+                await send(client, post(body))
+                assert (await client.response())[0] == "HTTP/1.1 200 OK"
+
+    run(loop, test())
+    assert [len(body) for body in found] == [len(body) for body in bodies]
+    assert found == bodies
+
+
+def test_many_clients_at_once(arm, loop):
+    """More than there is memory for before their views read."""
+
+    async def ask(server, number):
+        size = (1 << 20) - number
+        async with server.client() as client:
+            for _ in range(3):
+                await send_at_once(client, post(bytes(size)))
+                assert (await client.response())[2] == b"%d" % size
+
+    async def test():
+        async with serve(arm, echo_length) as server:
+            await asyncio.gather(*(ask(server, number) for number in range(60)))
+
+    run(loop, test())
+
+
+def test_a_client_that_pauses_gets_its_view(arm, loop):
+    started, may_end = threading.Event(), threading.Event()
+
+    def application(environ, start_response):
+        if environ["PATH_INFO"] == "/slow":
+            started.set()
+            wait(may_end)
+        return echo_length(environ, start_response)
+
+    async def test():
+        async with serve(arm, application) as server, server.client() as client:
+            await read_some(client)
+            request = post(bytes(200_000)).replace(b"/ ", b"/slow ", 1)
+            client.write(request[:-100_000])
+            await until(loop, started)
+            client.write(request[-100_000:])
+            may_end.set()
+            assert (await client.response())[2] == b"200000"
+            await read_some(client)
+
+    with releasing(may_end):
+        run(loop, test())
+
+
+def test_views_that_do_not_read(arm, loop):
+    kept = []
+
+    def application(environ, start_response):
+        if environ["PATH_INFO"] == "/unread":
+            kept.append(environ)
+            start_response("200 OK", [("Content-Length", "6")])
+            return [b"unread"]
+        return echo_length(environ, start_response)
+
+    async def test():
+        async with serve(arm, application) as server, server.client() as client:
+            for _ in range(40):
+                await read_some(client)
+                client.write(post(bytes(1 << 20)).replace(b"/ ", b"/unread ", 1))
+                assert (await client.response())[2] == b"unread"
+
+    run(loop, test())
+    assert len(kept) == 40
+
+
+def test_a_request_behind_a_large_body(arm, loop):
+    def application(environ, start_response):
+        return echo_length(environ, start_response)
+
+    async def test():
+        async with serve(arm, application) as server, server.client() as client:
+            await read_some(client)
+            client.write((post(bytes(100_000)) + GET) * 3)
+            found = [(await client.response())[2] for _ in range(6)]
+            assert found == [b"100000", b"0"] * 3
+
+    run(loop, test())
+
+
+@pytest.mark.parametrize("is_expected", [False, True])
+@pytest.mark.parametrize("leaves", ["by a reset", "by its end"])
+def test_a_client_that_leaves_within_a_large_body(arm, loop, errors, is_expected, leaves):
+    async def test():
+        async with serve(arm, echo_length) as server:
+            for _ in range(3):
+                async with server.client() as client:
+                    if is_expected:
+                        await read_some(client)
+                    client.write(post(bytes(500_000))[:-100_000])
+                    await client.writer.drain()
+                    if leaves == "by a reset":
+                        client.reset()
+            async with server.client() as client:
+                await read_some(client)
+
+    run(loop, test())
+
+
+@pytest.mark.parametrize("announced", [1 << 30, 1 << 40, (1 << 63) - 1])
+def test_a_client_that_announces_more_than_there_is_memory_for(arm, loop, announced):
+    found = []
+    over = threading.Event()
+
+    def application(environ, start_response):
+        if environ["PATH_INFO"] != "/large":
+            return echo_length(environ, start_response)
+        try:
+            environ["wsgi.input"].read()
+        except OSError as error:
+            found.append(str(error))
+        finally:
+            over.set()
+        start_response("200 OK", [])
+        return [b""]
+
+    async def test():
+        async with serve(arm, application) as server:
+            async with server.client() as client:
+                await read_some(client)
+                client.write(
+                    b"POST /large HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % announced + bytes(100_000)
+                )
+                await client.writer.drain()
+                await asyncio.sleep(0.01)
+            await until(loop, over)
+
+    run(loop, test())
+    assert found == ["the client is gone"]
+
+
+def test_the_end_comes_within_a_large_body(arm, loop):
+    async def test():
+        async with serve(arm, echo_length) as server, server.client() as client:
+            await read_some(client)
+            client.write(post(bytes(500_000))[:-100_000])
+            await client.writer.drain()
+            server.service.shut_down()
+            server.service.disconnect()
+            await server.service.wait_closed()
+
+    run(loop, test())
