@@ -84,7 +84,7 @@ class LiveServer:
         assert self.app is not None
         result = self.app(environ, start_response)
         if isinstance(result, environ["wsgi.file_wrapper"]):
-            return result
+            return result  # type: ignore[no-any-return]
         return Served(result, self._close_connections)
 
 

@@ -179,7 +179,7 @@ class Service:
         try:
             connection = self.idle.pop()
         except IndexError:
-            connection = http.client.HTTPConnection(*self.address, timeout=PATIENCE_S)
+            connection = http.client.HTTPConnection(self.address[0], self.address[1], timeout=PATIENCE_S)
             connection.connect()
         sock = connection.sock
         assert sock is not None

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-import ringloop
+import ringloop.http
 from wsgi_bridge import IS_CONTROL, Bridged, report
 
 
@@ -59,7 +59,7 @@ def run_simple(hostname: str, port: int, application: Any, **options: Any) -> No
             importlib.import_module("werkzeug.serving").generate_adhoc_ssl_context() if context == "adhoc" else context
         )
         given["ssl_context_factory"] = lambda config, default: made
-    ringloop.serve(application, interface="wsgi", **given)
+    ringloop.http.run(application, interface="wsgi", **given)
 
 
 def start(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
