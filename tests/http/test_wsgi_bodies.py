@@ -3,9 +3,11 @@
 import asyncio
 import os
 import threading
+import time
 
 import pytest
 
+import support
 from serving import run
 from wsgi_support import GET, post, releasing, serve, until, wait
 
@@ -56,6 +58,13 @@ async def send_with_pauses(client, request):
         client.write(piece)
         await client.writer.drain()
         await asyncio.sleep(0.005)
+
+
+async def turns_until(condition):
+    """Wait for what is so for a moment only: look in each turn of the loop."""
+    async with asyncio.timeout(support.PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0)
 
 
 def in_parts(stream, size):
@@ -229,14 +238,110 @@ def test_a_client_that_announces_more_than_there_is_memory_for(arm, loop, announ
     assert found == ["the client is gone"]
 
 
-def test_the_end_comes_within_a_large_body(arm, loop):
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_the_end_comes_within_a_large_body(arm, loop, has_begun):
     async def test():
         async with serve(arm, echo_length) as server, server.client() as client:
             await read_some(client)
             client.write(post(bytes(500_000))[:-100_000])
             await client.writer.drain()
+            if has_begun:
+                await turns_until(lambda: server.service._bytes_ahead == 500_000 or server.service.active == 1)
             server.service.shut_down()
             server.service.disconnect()
             await server.service.wait_closed()
 
     run(loop, test())
+
+
+def test_room_is_kept_only_for_bodies_that_nobody_has_asked_for(arm, loop):
+    kept = []
+
+    def application(environ, start_response):
+        kept.append(environ)
+        if environ["PATH_INFO"] == "/raise":
+            raise ValueError("before it reads")
+        if environ["PATH_INFO"] == "/ignore":
+            start_response("200 OK", [("Content-Length", "0")])
+            return []
+        return echo_length(environ, start_response)
+
+    async def test():
+        async with serve(arm, application) as server:
+            for path in (b"/ignore", b"/raise", b"/leave"):
+                async with server.client() as client:
+                    await read_some(client)
+                    request = post(bytes(1_000_000)).replace(b"/", path, 1)
+                    if path == b"/leave":
+                        client.write(request[:500_000])
+                        await turns_until(lambda: server.service._bytes_ahead or server.service.active)
+                        client.reset()
+                    else:
+                        client.write(request)
+                        await client.response()
+                    await support.until(lambda: server.service._bytes_ahead == 0)
+
+    run(loop, test())
+
+
+def test_a_body_is_received_ahead_if_others_were_read(arm, loop):
+    async def is_received_ahead(server, client):
+        request = post(bytes(500_000))
+        client.write(request[:250_000])
+        await turns_until(lambda: server.service._bytes_ahead or server.service.active)
+        is_ahead = server.service._bytes_ahead == 500_000
+        client.write(request[250_000:])
+        assert (await client.response())[2] == b"500000"
+        assert server.service._bytes_ahead == 0
+        return is_ahead
+
+    async def test():
+        async with serve(arm, echo_length) as server, server.client() as client:
+            assert not await is_received_ahead(server, client)
+            await read_some(client)
+            # A process that stands still looks too late: the view is started after 2 ms.
+            for _ in range(100):
+                if await is_received_ahead(server, client):
+                    return
+            raise AssertionError("no body was received ahead")
+
+    run(loop, test())
+
+
+def test_threads_of_a_view_may_want_more_than_the_first_of_them(arm, loop):
+    begun, done = threading.Event(), threading.Event()
+    lengths = []
+
+    def application(environ, start_response):
+        stream = environ["wsgi.input"]
+
+        def read_a_little():
+            begun.set()
+            lengths.append(len(stream.read(40_000)))
+
+        thread = threading.Thread(target=read_a_little)
+        thread.start()
+        wait(begun)
+        time.sleep(0.02)  # Probably it waits now. The order doesn't matter, but this one is the harder one.
+        lengths.append(len(stream.read(1_000_000)))
+        thread.join()
+        done.set()
+        lengths.append(len(stream.read()))
+        start_response("200 OK", [("Content-Length", "0")])
+        return []
+
+    async def test():
+        async with serve(arm, application) as server, server.client() as client:
+            request = post(bytes(3_000_000))
+            end = request.index(b"\r\n\r\n") + 4
+            client.write(request[:end])
+            await until(loop, begun)
+            client.write(request[end:-1_000_000])
+            await until(loop, done)
+            client.write(request[-1_000_000:])
+            await client.response()
+
+    with releasing(begun, done):
+        run(loop, test())
+    assert sorted(lengths[:2]) == [40_000, 1_000_000]
+    assert lengths[2] == 3_000_000 - 1_040_000

@@ -18,6 +18,8 @@ pub(crate) struct Gathered {
     object: NonNull<ffi::PyObject>,
     len: usize,
     capacity: usize,
+    /// Bytes that somebody waits for.
+    wanted: usize,
 }
 
 // SAFETY: only touched under the GIL.
@@ -37,6 +39,7 @@ impl Gathered {
             object,
             len: 0,
             capacity,
+            wanted: capacity,
         })
     }
 
@@ -47,6 +50,17 @@ impl Gathered {
 
     pub(crate) fn room(&self) -> usize {
         self.capacity - self.len
+    }
+
+    /// From now on, `count` bytes are enough.
+    pub(crate) fn want(&mut self, count: usize) {
+        self.wanted = count;
+    }
+
+    /// Whether there is something, and no reason to wait for more of it.
+    pub(crate) fn is_enough(&self) -> bool {
+        // There may be less room than what another thread of the application wants.
+        self.len > 0 && (self.len >= self.wanted || self.room() == 0)
     }
 
     /// Where the next byte goes: there is memory for `room` bytes.

@@ -449,12 +449,26 @@ impl Connection {
     fn start_gathered(slf: &Bound<'_, Self>, service: &Bound<'_, HttpService>) -> PyResult<bool> {
         let py = slf.py();
         let this = slf.get();
-        let is_gathering = this.state.get(py).is_gathering;
+        if !this.state.get(py).is_gathering {
+            return Ok(false);
+        }
         match this.current(py) {
-            Some(request) if is_gathering && request.get().has_whole_body(py) => {
+            Some(request) if request.get().has_whole_body(py) => {
                 Self::end_gathering(slf, service, &request).map(|()| true)
             }
             _ => Ok(false),
+        }
+    }
+
+    /// Tells a request that waits for its body that its client is gone, as those that were started hear of it.
+    pub(in crate::http) fn disconnect_gathering(slf: &Bound<'_, Self>) -> PyResult<()> {
+        let py = slf.py();
+        if !slf.get().state.get(py).is_gathering {
+            return Ok(());
+        }
+        match slf.get().current(py) {
+            Some(request) => request.get().disconnect(py, false),
+            None => Ok(()),
         }
     }
 

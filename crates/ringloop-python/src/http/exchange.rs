@@ -258,11 +258,9 @@ struct State {
     first: Option<Py<PyBytes>>,
     body: Vec<u8>,
     /// In place of the first part: one that is received as a whole. What comes after it is in `body`.
-    gathered: Option<Gathered>,
+    gathered: Option<Box<Gathered>>,
     /// The memory that this takes before the body is asked for.
     reserved: Option<Reserved>,
-    /// Bytes of `gathered` to wait for.
-    wanted: usize,
     /// Bytes of the body that have not come, if the client has said how many.
     expected: u64,
     body_ended: bool,
@@ -301,14 +299,13 @@ impl State {
     fn arrived(&self, py: Python<'_>) -> usize {
         let first = self.first.as_ref();
         let first = first.map_or(0, |first| first.bind(py).as_bytes().len());
-        let gathered = self.gathered.as_ref().map_or(0, Gathered::len);
+        let gathered = self.gathered.as_ref().map_or(0, |gathered| gathered.len());
         first + gathered + self.body.len()
     }
 
     /// Whether what is waited for of `gathered` is there.
     fn has_gathered(&self) -> bool {
-        let len = self.gathered.as_ref().map_or(0, Gathered::len);
-        len > 0 && len >= self.wanted
+        self.gathered.as_ref().is_some_and(|it| it.is_enough())
     }
 
     /// Whether the body will grow no more.
@@ -323,7 +320,7 @@ impl State {
             gathered.push(first.bind(py).as_bytes());
         }
         gathered.push(&std::mem::take(&mut self.body));
-        self.gathered = Some(gathered);
+        self.gathered = Some(Box::new(gathered));
         Ok(())
     }
 }
@@ -375,7 +372,6 @@ impl Exchange {
             body: Vec::new(),
             gathered: None,
             reserved: None,
-            wanted: 0,
             expected: 0,
             body_ended,
             end_received: false,
@@ -572,9 +568,22 @@ impl Exchange {
         if state.begin_gathering(py, length).is_err() {
             return false;
         }
-        state.wanted = length;
         state.reserved = Some(reserved);
         true
+    }
+
+    /// The exchange is over, or nearly: a body that nobody has asked for does not count any more.
+    pub(super) fn release_reserved(&self, py: Python<'_>) {
+        self.state.get_mut(py).reserved = None;
+    }
+
+    /// Nobody will read the body.
+    pub(super) fn forget_body(&self, py: Python<'_>) {
+        let forgotten = {
+            let mut state = self.state.get_mut(py);
+            (state.gathered.take(), state.reserved.take())
+        };
+        drop(forgotten);
     }
 
     /// Whether all of the body is there.
@@ -663,8 +672,9 @@ impl Exchange {
             // Without memory the parts are taken as they come.
             None => state.begin_gathering(py, wanted).is_err(),
         };
-        if !is_enough {
-            state.wanted = wanted;
+        if !is_enough && let Some(gathered) = &mut state.gathered {
+            gathered.want(wanted);
+            state.reserved = None; // It is asked for.
         }
         !is_enough
     }
@@ -678,7 +688,8 @@ impl Exchange {
                 return Ok(Body::Disconnected);
             }
             if state.gathered.as_ref().is_some_and(|it| it.len() > 0) {
-                gathered = state.gathered.take().map(|it| (it, state.reserved.take()));
+                gathered = state.gathered.take();
+                state.reserved = None;
                 let more = !state.body_ended || !state.body.is_empty();
                 state.end_received = !more;
                 (None, Vec::new(), more)
@@ -698,10 +709,7 @@ impl Exchange {
         };
         let body = match (first, gathered) {
             (Some(first), _) => first.into_bound(py),
-            (None, Some((gathered, reserved))) => {
-                if let Some(reserved) = reserved {
-                    reserved.read();
-                }
+            (None, Some(gathered)) => {
                 self.service(py)?.get().gathering().count_read();
                 gathered.finish(py)?
             }

@@ -42,6 +42,16 @@ struct Shared {
 }
 
 impl Gathering {
+    /// The memory for bodies that no view has asked for yet, in bytes.
+    pub(super) fn ahead(&self) -> usize {
+        self.0.ahead.load(Relaxed)
+    }
+
+    /// A view has answered without its body, so that the next ones may not want theirs.
+    pub(super) fn count_unread(&self) {
+        self.0.reads.store(0, Relaxed);
+    }
+
     /// A view has read a body.
     pub(super) fn count_read(&self) {
         let reads = self.0.reads.load(Relaxed);
@@ -64,7 +74,6 @@ impl Gathering {
         Some(Reserved {
             shared: Arc::clone(&self.0),
             length,
-            is_read: false,
         })
     }
 }
@@ -73,22 +82,11 @@ impl Gathering {
 pub(super) struct Reserved {
     shared: Arc<Shared>,
     length: usize,
-    is_read: bool,
-}
-
-impl Reserved {
-    /// The view has taken it.
-    pub(super) fn read(mut self) {
-        self.is_read = true;
-    }
 }
 
 impl Drop for Reserved {
     fn drop(&mut self) {
         let ahead = self.shared.ahead.load(Relaxed);
         self.shared.ahead.store(ahead - self.length, Relaxed);
-        if !self.is_read {
-            self.shared.reads.store(0, Relaxed);
-        }
     }
 }

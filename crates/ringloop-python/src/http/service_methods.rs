@@ -92,6 +92,12 @@ impl HttpService {
         New(self.active(py))
     }
 
+    /// The memory for bodies of WSGI requests that no view has asked for yet, in bytes.
+    #[getter(_bytes_ahead)]
+    fn method_bytes_ahead(&self) -> New<usize> {
+        New(self.gathering().ahead())
+    }
+
     /// The tasks of requests in flight.
     fn tasks<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let requests = self.waiting_requests(py)?;
@@ -122,6 +128,9 @@ impl HttpService {
         let told = support::for_each(py, self.waiting_requests(py)?, |request| {
             request.get().disconnect(py, false)
         });
+        // The others are started soon.
+        let others = self.for_each_connection(py, Connection::disconnect_gathering);
+        let told = support::first_error(py, told, others);
         let ended = self.for_each_connection(py, Connection::end_closing_websocket);
         support::first_error(py, told, ended)
     }

@@ -235,15 +235,18 @@ impl Exchange {
     ) -> PyResult<()> {
         let py = slf.py();
         let this = slf.get();
-        let (previous, begun, status) = {
+        let (previous, is_unread, begun, status) = {
             let mut state = this.state.get_mut(py);
             state.is_complete = true;
+            let is_unread = state.reserved.take().is_some();
             // Nobody can read it any more.
-            let unread = (state.gathered.take(), state.reserved.take());
-            let previous = (state.connection.take(), unread);
-            (previous, state.begun, state.status)
+            let previous = (state.connection.take(), state.gathered.take());
+            (previous, is_unread, state.begun, state.status)
         };
         drop(previous);
+        if is_unread {
+            service.get().gathering().count_unread();
+        }
         service.get().count_response(py, Some(begun), status);
         this.wake_receivers(py)?;
         // The connection forgets the request, so nothing else would wake them.

@@ -139,6 +139,7 @@ impl View {
             }
             state.slot.take()
         };
+        exchange.release_reserved(py);
         let service = exchange.service(py)?;
         let is_complete = exchange.is_complete(py);
         let is_disconnected = exchange.is_disconnected(py);
@@ -183,6 +184,7 @@ impl View {
     pub(super) fn refuse(slf: &Bound<'_, Self>, status: u16, text: &str) -> PyResult<()> {
         let py = slf.py();
         let exchange = slf.as_super().get();
+        exchange.forget_body(py);
         let scope = exchange.take_logged_scope(py);
         match exchange.connection(py) {
             Some(connection) => exchange.refuse(&connection, scope, status, text),

@@ -163,9 +163,13 @@ impl Pool {
         Ok(())
     }
 
-    /// Has a thread whose view waits called when the turn is over.
+    /// Has a thread whose view waits called when the turn is over, or now if the loop isn't running.
     pub(super) fn call_at_end(slf: &Bound<'_, Self>, parker: &Arc<Parker>) -> PyResult<()> {
         let service = slf.get().service(slf.py())?;
+        if !service.get().event_loop(slf.py())?.get().is_running() {
+            parker.call();
+            return Ok(());
+        }
         let parker = Arc::clone(parker);
         slf.get().state.get_mut(slf.py()).waiting.push(parker);
         Self::collect(slf, &service)
