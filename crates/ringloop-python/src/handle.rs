@@ -428,7 +428,7 @@ impl HandleRef {
         }
     }
 
-    /// What `run` does last.
+    /// The last part of `run`.
     ///
     /// # Safety
     /// The GIL is held, `this` is alive, and `run` has begun with it.
