@@ -516,8 +516,9 @@ def test_the_interface_is_recognised(arm, expected):
     assert [interface_of(app) for app in interfaces()[expected]] == [expected] * len(interfaces()[expected])
 
 
+@pytest.mark.parametrize("interface", ["wsgi", "auto"])
 @pytest.mark.any_backend
-def test_what_is_called_wsgi_and_takes_two_arguments_is_no_factory(arm):
+def test_what_takes_any_number_of_arguments_for_a_view_is_wsgi_and_no_factory(arm, interface):
     """Werkzeug's `Request.application` makes applications that take any number of arguments."""
     from ringloop.http import Config
 
@@ -527,9 +528,10 @@ def test_what_is_called_wsgi_and_takes_two_arguments_is_no_factory(arm):
     def application(*args):
         return args[-2]
 
-    config = Config(application, interface="wsgi", log_config=None)
+    config = Config(application, interface=interface, log_config=None)
     config.load()
     assert config.loaded_app is application
+    assert config.interface == "wsgi"
 
 
 @pytest.mark.any_backend

@@ -48,10 +48,10 @@ def _require_callable(app: Any, what: str) -> Any:
 def call_factory(app: Any, factory: bool, interface: str = "auto") -> Any:
     """Return what a factory returns; an application is returned as it is.
 
-    What isn't called a factory is one if it can be called without arguments, as with uvicorn. But it isn't called if the user says
-    that it is WSGI and it takes WSGI's two arguments: with `*args`, as Werkzeug's decorator makes applications, it takes none, too.
+    What isn't called a factory is one if it can be called without arguments, as with uvicorn. An application that takes any number
+    of arguments can be called without them, too, but is none: as Werkzeug's decorator makes it, or if the user says that it is WSGI.
     """
-    if interface == "wsgi" and not factory and _takes_environ(app):
+    if not factory and ((interface == "wsgi" and _takes_environ(app)) or (interface == "auto" and _wraps_view(app))):
         return app
     try:
         made = app()
@@ -74,10 +74,21 @@ def _takes_environ(app: Any) -> bool:
         return False
 
 
+def _wraps_view(app: Any) -> bool:
+    """Return whether an application takes two arguments and wraps a function of one, as those of Werkzeug's decorator do."""
+    try:
+        wrapped = inspect.signature(app)
+    except (TypeError, ValueError):
+        return False
+    return hasattr(app, "__wrapped__") and _takes_environ(app) and _takes(wrapped, 1) and not _takes(wrapped, 2)
+
+
 def interface_of(app: Any) -> Literal["asgi3", "asgi2", "wsgi"]:
     """Return the interface of an application, by how it can be called. Raise StartupError if that is ambiguous."""
     if _is_asgi3(app):
         return "asgi3"
+    if _wraps_view(app):
+        return "wsgi"
     try:
         signature = inspect.signature(app)
     except (TypeError, ValueError):
