@@ -184,6 +184,7 @@ def render_suite(settings: dict[str, Any], entries: Sequence[dict[str, Any]]) ->
 def differences(settings: dict[str, Any], entries: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
     """Return explanations, each with the names of the tests that it is about."""
     explained, everywhere = settings.get("explained", {}), settings.get("everywhere", {})
+    name = settings.get("control", CONTROL)
     texts: dict[str, dict[str, None]] = {}
 
     def add(text: str, test: str) -> None:
@@ -199,12 +200,14 @@ def differences(settings: dict[str, Any], entries: Sequence[dict[str, Any]]) -> 
                 elif verdict == "not again":
                     add("passed when repeated alone.", test)
                 elif verdict == "not ours":
-                    add("failed on asyncio as well when repeated alone.", test)
+                    add(f"failed on {name} as well when repeated alone.", test)
                 else:
                     add(f"**not explained** (on {loop}).", test)
         for test in control:
             text = everywhere.get(test.partition("[")[0]) or everywhere.get(test.partition("::")[0])
-            add(f"failed on asyncio, too: {text}." if text else "failed on asyncio, too.", test)
+            on_ringloop = any(test in entry["loops"][loop]["failed"] for loop in LOOPS[1:])
+            where = f"failed on {name}, too" if on_ringloop else f"failed only on {name}"
+            add(f"{where}: {text}." if text else f"{where}.", test)
     return {text: list(tests) for text, tests in texts.items()}
 
 

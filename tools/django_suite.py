@@ -147,6 +147,10 @@ def keep(response: Any) -> Iterator[bytes]:
         yield part
 
 
+SENT_MIN = 1000
+"""The requests that all tests must send: with fewer, they haven't tested the server."""
+
+
 def plug_in() -> None:
     """Put ringloop's server in the place of Django's."""
     basehttp: Any = importlib.import_module("django.core.servers.basehttp")
@@ -167,3 +171,6 @@ if __name__ == "__main__":
     finally:
         if not IS_CONTROL:
             print(report())
+            if sys.argv[2:] == LABELS and Bridged.counts["sent"] < SENT_MIN:
+                print("too few requests were sent to the server: nothing was tested")
+                sys.exit(3)

@@ -8,6 +8,7 @@ asyncio nothing changes: there the control is the test client, or the developmen
 from __future__ import annotations
 
 import importlib
+import os
 import runpy
 import subprocess
 import sys
@@ -19,6 +20,12 @@ import pytest
 
 import ringloop.http
 from wsgi_bridge import IS_CONTROL, Bridged, report
+
+
+SENT_MIN = 100
+"""The requests that a whole suite must send: with fewer, it hasn't tested the server."""
+ALL_MIN = 200
+"""More tests than this are a whole suite."""
 
 
 def bridge_werkzeug() -> None:
@@ -84,11 +91,13 @@ def pytest_configure(config: pytest.Config) -> None:
     del config
     if IS_CONTROL:
         return
-    for bridge in (bridge_werkzeug, bridge_bottle):
-        try:
-            bridge()
-        except ImportError:
-            continue
+    {"werkzeug": bridge_werkzeug, "bottle": bridge_bottle}[os.environ["RINGLOOP_SUITES_BRIDGE"]]()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    # Single tests, which are repeated, may send nothing.
+    if not IS_CONTROL and session.testscollected > ALL_MIN and Bridged.counts["sent"] < SENT_MIN:
+        session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
 
 
 if __name__ == "__main__":

@@ -108,7 +108,10 @@ def free_port(host: str = HOST) -> int:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the PIDs of a process's children, of theirs, and so on; raise psutil.NoSuchProcess."""
+    """Return the PIDs of a process's children, of theirs, and so on; raise psutil.NoSuchProcess.
+
+    The kernel may leave out a child while another one of the same thread ends.
+    """
     if not CHILDREN_LISTED:
         return [child.pid for child in psutil.Process(pid).children(recursive=True)]
     if not psutil.pid_exists(pid):

@@ -534,14 +534,38 @@ def test_what_takes_any_number_of_arguments_for_a_view_is_wsgi_and_no_factory(ar
     assert config.interface == "wsgi"
 
 
+def wrapping(function):
+    """Return a function that takes what `function` does, and more, as decorators that trace calls do."""
+
+    @functools.wraps(function)
+    def wrapper(*args, **kwargs):
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+APPLICATION = answering(b"")
+
+
+@pytest.mark.parametrize(
+    "factory",
+    [
+        lambda: APPLICATION,
+        lambda config=None, testing=False: APPLICATION,
+        lambda *args, **kwargs: APPLICATION,
+        wrapping(lambda: APPLICATION),
+        wrapping(lambda config=None: APPLICATION),
+    ],
+)
+@pytest.mark.parametrize("interface", ["wsgi", "auto"])
 @pytest.mark.any_backend
-def test_what_is_called_wsgi_and_takes_no_arguments_is_a_factory(arm):
+def test_what_can_be_called_without_arguments_is_a_factory(arm, factory, interface):
     from ringloop.http import Config
 
-    application = answering(b"")
-    config = Config(lambda: application, interface="wsgi", log_config=None)
+    config = Config(factory, interface=interface, log_config=None)
     config.load()
-    assert config.loaded_app is application
+    assert config.loaded_app is APPLICATION
+    assert config.interface == "wsgi"
 
 
 @pytest.mark.parametrize("app", [lambda *_: None, lambda: None, lambda a, b, c, d: None, 5, dict])

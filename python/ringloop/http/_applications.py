@@ -51,7 +51,7 @@ def call_factory(app: Any, factory: bool, interface: str = "auto") -> Any:
     What isn't called a factory is one if it can be called without arguments, as with uvicorn. An application that takes any number
     of arguments can be called without them, too, but is none: as Werkzeug's decorator makes it, or if the user says that it is WSGI.
     """
-    if not factory and ((interface == "wsgi" and _takes_environ(app)) or (interface == "auto" and _wraps_view(app))):
+    if not factory and ((interface == "wsgi" and _takes_any_number(app)) or (interface == "auto" and _wraps_view(app))):
         return app
     try:
         made = app()
@@ -66,21 +66,23 @@ def call_factory(app: Any, factory: bool, interface: str = "auto") -> Any:
     return _require_callable(made, "What the factory returns")
 
 
-def _takes_environ(app: Any) -> bool:
-    """Return whether an application itself, and not what it wraps, takes two arguments."""
+def _takes_any_number(app: Any) -> bool:
+    """Return whether something takes any number of positional arguments and no keywords, and what it may wrap needs one."""
     try:
-        return _takes(inspect.signature(app, follow_wrapped=False), _PARAMETERS["wsgi"])
-    except (TypeError, ValueError):
-        return False
-
-
-def _wraps_view(app: Any) -> bool:
-    """Return whether an application takes two arguments and wraps a function of one, as those of Werkzeug's decorator do."""
-    try:
+        own = {parameter.kind for parameter in inspect.signature(app, follow_wrapped=False).parameters.values()}
         wrapped = inspect.signature(app)
     except (TypeError, ValueError):
         return False
-    return hasattr(app, "__wrapped__") and _takes_environ(app) and _takes(wrapped, 1) and not _takes(wrapped, 2)
+    has_any = inspect.Parameter.VAR_POSITIONAL in own and inspect.Parameter.VAR_KEYWORD not in own
+    return has_any and not (hasattr(app, "__wrapped__") and _takes(wrapped, 0))
+
+
+def _wraps_view(app: Any) -> bool:
+    """Return whether an application takes any number of arguments and wraps a function of one, as Werkzeug's decorator has it."""
+    if not hasattr(app, "__wrapped__") or not _takes_any_number(app):
+        return False
+    wrapped = inspect.signature(app)
+    return _takes(wrapped, 1) and not _takes(wrapped, 2)
 
 
 def interface_of(app: Any) -> Literal["asgi3", "asgi2", "wsgi"]:

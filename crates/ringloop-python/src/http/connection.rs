@@ -483,6 +483,8 @@ impl Connection {
             let mut state = slf.get().state.get_mut(py);
             state.is_gathering = false;
             if slf.get().link.is_closing(py) {
+                drop(state);
+                request.get().forget_body(py);
                 return Ok(());
             }
             state.is_busy = true;
@@ -548,6 +550,7 @@ impl Connection {
         let route = request.get().route();
         if route != Route::Page && service.get().is_overloaded(py) {
             service.get().count_request(py)?;
+            request.get().forget_body(py);
             let text = "Service Unavailable";
             let refused = if request.get().websocket().is_some() {
                 request

@@ -264,6 +264,8 @@ struct State {
     /// Bytes of the body that have not come, if the client has said how many.
     expected: u64,
     body_ended: bool,
+    /// The application has taken a part that was received as a whole.
+    has_read: bool,
     /// The last part was received.
     end_received: bool,
     /// Futures of those who wait for a message.
@@ -374,6 +376,7 @@ impl Exchange {
             reserved: None,
             expected: 0,
             body_ended,
+            has_read: false,
             end_received: false,
             receivers: Vec::new(),
             senders: Vec::new(),
@@ -572,9 +575,10 @@ impl Exchange {
         true
     }
 
-    /// The exchange is over, or nearly: a body that nobody has asked for does not count any more.
-    pub(super) fn release_reserved(&self, py: Python<'_>) {
-        self.state.get_mut(py).reserved = None;
+    /// The exchange is over, or nearly: a body that nobody has asked for does not count any more. Returns whether there was
+    /// one.
+    pub(super) fn release_reserved(&self, py: Python<'_>) -> bool {
+        self.state.get_mut(py).reserved.take().is_some()
     }
 
     /// Nobody will read the body.
@@ -710,7 +714,9 @@ impl Exchange {
         let body = match (first, gathered) {
             (Some(first), _) => first.into_bound(py),
             (None, Some(gathered)) => {
-                self.service(py)?.get().gathering().count_read();
+                if !std::mem::replace(&mut self.state.get_mut(py).has_read, true) {
+                    self.service(py)?.get().gathering().count_read();
+                }
                 gathered.finish(py)?
             }
             (None, None) => objects::bytes(py, &rest)?,

@@ -24,7 +24,7 @@ const AHEAD_MAX: usize = 32 * 1024 * 1024;
 /// 32 MB.
 const MAPPED: usize = 31 * 1024 * 1024;
 
-/// As many views in a row must have read such a body before others are received ahead of theirs.
+/// As many views must have read such bodies, since one has ignored its own, before others are received ahead of their views.
 const READS_MIN: u8 = 4;
 
 /// The state of a service, which is only used under the GIL.
@@ -35,7 +35,7 @@ pub(super) struct Gathering(Arc<Shared>);
 struct Shared {
     /// The memory for bodies that no view has asked for yet.
     ahead: AtomicUsize,
-    /// Views in a row that have read theirs.
+    /// Views that have read theirs, since one has ignored a body that was received ahead.
     reads: AtomicU8,
     /// The allocator keeps the memory of bodies.
     keeps_memory: AtomicBool,
@@ -47,7 +47,7 @@ impl Gathering {
         self.0.ahead.load(Relaxed)
     }
 
-    /// A view has answered without its body, so that the next ones may not want theirs.
+    /// A view has ignored its body, which was received ahead: the next ones may not want theirs.
     pub(super) fn count_unread(&self) {
         self.0.reads.store(0, Relaxed);
     }

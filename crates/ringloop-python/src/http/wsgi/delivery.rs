@@ -139,10 +139,13 @@ impl View {
             }
             state.slot.take()
         };
-        exchange.release_reserved(py);
+        let is_unread = exchange.release_reserved(py);
         let service = exchange.service(py)?;
         let is_complete = exchange.is_complete(py);
         let is_disconnected = exchange.is_disconnected(py);
+        if is_unread && !is_disconnected {
+            service.get().gathering().count_unread();
+        }
         let is_started = exchange.count_broken(py, service.get());
         let counted = service.get().on_request_over(py, slot);
         if is_complete {
