@@ -222,22 +222,24 @@ fn a_task_may_end_its_own_pool() {
     }
 }
 
-/// Replaces what a descriptor refers to by a file that nothing can be waited for with. Returns false if there is none.
-fn spoil_first(kind: &str) -> bool {
+/// Replaces what descriptors refer to by a file that nothing can be waited for with. Returns how many there were.
+fn spoil(kind: &str) -> usize {
     let is_meant = |name: &std::path::Path| {
         std::fs::read_link(name).is_ok_and(|target| target.to_string_lossy().contains(kind))
     };
     let names = std::fs::read_dir("/proc/self/fd").unwrap();
-    let mut numbers = names
+    let numbers: Vec<i32> = names
         .map(|name| name.unwrap().path())
         .filter(|name| is_meant(name))
-        .map(|name| name.file_name().unwrap().to_str().unwrap().parse::<i32>());
-    let Some(Ok(number)) = numbers.next() else {
-        return false;
-    };
+        .map(|name| name.file_name().unwrap().to_str().unwrap().parse().unwrap())
+        .collect();
     let other = std::fs::File::open("/dev/null").unwrap();
-    // SAFETY: takes no memory of ours. The process is the test's own, and its only purpose is that this descriptor fails.
-    unsafe { libc::dup2(other.as_raw_fd(), number) == number }
+    for &number in &numbers {
+        // SAFETY: takes no memory of ours. The process is the test's own, and its only purpose is that these descriptors
+        // fail.
+        assert_eq!(unsafe { libc::dup2(other.as_raw_fd(), number) }, number);
+    }
+    numbers.len()
 }
 
 /// A panic of a worker is reported when the other workers have ended. Only a kernel that refuses to wait makes one panic.
@@ -259,14 +261,24 @@ fn a_shutdown_waits_for_every_worker_whatever_becomes_of_one() {
             BackendChoice::Epoll => "[eventpoll]",
             _ => "[io_uring]",
         };
-        // The first one is of the first worker.
-        let spoiled = pool.spawn_on(0, move || async move { spoil_first(kind) });
         let (send, receive) = mpsc::channel();
+        let (begin, begun) = mpsc::channel();
+        // It doesn't wait in the kernel before it is done: what it would wait with is spoiled, too.
         drop(pool.spawn_on(1, || async move {
-            sleep(Duration::from_millis(50)).await;
+            begin.send(()).unwrap();
+            std::thread::sleep(Duration::from_millis(50));
             send.send("done").unwrap();
         }));
-        assert!(wait(spoiled).unwrap());
+        begun.recv_timeout(LONG).unwrap();
+        // A worker that shuts down already would not wait any more: its task ends when it has waited.
+        let (task, task_ended) = mpsc::channel::<()>();
+        drop(pool.spawn_on(0, move || async move {
+            let _task = task;
+            assert!(spoil(kind) >= 2);
+            sleep(Duration::from_millis(1)).await;
+        }));
+        let ended = task_ended.recv_timeout(LONG);
+        assert_eq!(ended, Err(mpsc::RecvTimeoutError::Disconnected));
         let error = catch_unwind(AssertUnwindSafe(|| pool.shutdown(LONG))).unwrap_err();
         let message = error.downcast_ref::<String>().unwrap();
         assert!(message.contains("cannot wait"), "{message}");
