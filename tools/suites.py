@@ -1,7 +1,7 @@
 """Run the test suites of uvicorn, aiohttp, AnyIO and Tornado on asyncio and on ringloop, and print what only ringloop fails.
 
 The suite "serve" is uvicorn's, with `ringloop serve` in uvicorn's place, and "gunicorn" has gunicorn's tests of ASGI
-servers. There the control is uvicorn or gunicorn itself.
+servers, and its WSGI applications. There the control is uvicorn or gunicorn itself.
 
 Each suite has an environment of its own below target/suites, with the versions that suites.toml names; packages come from
 PyPI. Its tests run on asyncio, on epoll and on io_uring, with ringloop's loop wherever asyncio would make its own. What
@@ -63,6 +63,7 @@ class Suite:
     control: str = CONTROL
     package: str = ""
     plugins: list[str] = dataclasses.field(default_factory=list)
+    files: list[str] = dataclasses.field(default_factory=list)
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
     explained: dict[str, str] = dataclasses.field(default_factory=dict)
     everywhere: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -138,6 +139,9 @@ class Runner:
         for library in self.folder.glob("venv/lib/python3.*/site-packages"):
             # What `pip install --editable` would write, and the folder of the module that installs ringloop's loop.
             (library / "ringloop.pth").write_text(f"{REPOSITORY / 'python'}\n{REPOSITORY / 'tools'}\n")
+        for name in suite.files:
+            # Not a link: pytest would name its tests by where it leads to.
+            shutil.copy(REPOSITORY / "tools" / name, self.folder / "tests")
         prepare([str(self.python), "-c", "import ringloop"])
 
     def download(self, url: str, sha256: str) -> None:

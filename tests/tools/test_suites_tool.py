@@ -155,6 +155,7 @@ def test_each_suite_is_described():
     for suite in settings.values():
         assert all("==" in requirement for requirement in suite.requirements)
         assert all(suite.explained.values())
+        assert all((TOOLS / name).is_file() for name in (*suite.files, *(f"{plugin}.py" for plugin in suite.plugins)))
 
 
 @pytest.mark.parametrize("name", ["asyncio", "epoll"])
