@@ -192,7 +192,7 @@ class Client:
 
 def ask(port: int, sends: list[bytes], is_whole: bool = True) -> list[Answer]:
     """Return the answers to what a client sends, and check that the connection ends where the server says so."""
-    answers = []
+    answers: list[Answer] = []
     with Client(port) as client:
         awaiting = sends[1] if b"Expect:" in sends[0] else b""
         for data in sends[:1] if awaiting else sends:
@@ -234,8 +234,12 @@ def asked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def each_case(test: Callable[..., None]) -> Callable[..., None]:
     """Run a test for each application and each request."""
-    test = pytest.mark.parametrize("asked", APPLICATIONS, indirect=True)(test)
-    return pytest.mark.parametrize("name", REQUESTS)(test)
+    for mark in (
+        pytest.mark.parametrize("asked", APPLICATIONS, indirect=True),
+        pytest.mark.parametrize("name", REQUESTS),
+    ):
+        test = mark(test)
+    return test
 
 
 def headers(answer: Answer, reference: Answer) -> list[tuple[str, str]]:
