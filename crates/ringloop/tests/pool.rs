@@ -262,14 +262,14 @@ fn a_shutdown_waits_for_every_worker_whatever_becomes_of_one() {
             _ => "[io_uring]",
         };
         let (send, receive) = mpsc::channel();
-        let (begin, begun) = mpsc::channel();
+        let (started, is_running) = mpsc::channel();
         // It doesn't wait in the kernel before it is done: what it would wait with is spoiled, too.
         drop(pool.spawn_on(1, || async move {
-            begin.send(()).unwrap();
+            started.send(()).unwrap();
             std::thread::sleep(Duration::from_millis(50));
             send.send("done").unwrap();
         }));
-        begun.recv_timeout(LONG).unwrap();
+        is_running.recv_timeout(LONG).unwrap();
         // A worker that shuts down already would not wait any more: its task ends when it has waited.
         let (task, task_ended) = mpsc::channel::<()>();
         drop(pool.spawn_on(0, move || async move {
