@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import platform
-import shlex
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +11,7 @@ import ringloop
 from ._platform import DOCUMENTATION
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
 
 # The environment variable with which a shell asks for completions, as click defines it.
@@ -45,6 +42,8 @@ def _program() -> str:
 
 def _refusal(arguments: Sequence[str]) -> str:
     """Return what is wrong with a first word that is not a command, and what the user may have meant."""
+    import shlex
+
     word, *others = arguments
     if ":" in word or word.endswith(".py"):
         wrong, meant = "the command is missing", [word, *others]
@@ -104,6 +103,8 @@ def _complete() -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    import argparse  # Not for `serve`, which many programs and tests start often.
+
     parser = argparse.ArgumentParser(
         prog=_program(),
         usage="%(prog)s [-h] [--version] [--json] [--check]\n       %(prog)s serve MODULE:ATTRIBUTE ...\n"
@@ -134,6 +135,8 @@ def _report(options: argparse.Namespace) -> int:
         print(f"ringloop: no loop can be made: {error.strerror or error}", file=sys.stderr)
         return 1
     if options.json:
+        import json
+
         print(json.dumps(facts, indent=2))
     else:
         _print(facts)
@@ -142,6 +145,8 @@ def _report(options: argparse.Namespace) -> int:
 
 def _facts() -> dict[str, Any]:
     """Return the contents of the report. Raise the same errors as creating a loop."""
+    import platform
+
     best = ringloop.new_event_loop(backend="auto")
     try:
         busy_poll: str = best.busy_poll

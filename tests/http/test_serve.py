@@ -8,6 +8,7 @@ import shlex
 import signal
 import socket
 import stat
+import subprocess
 import sys
 
 import pytest
@@ -55,6 +56,36 @@ def test_an_interrupt_ends_it_with_status_0_as_it_does_uvicorn(arm):
         assert program.stop(signal.SIGINT) == 0
         assert "Traceback" not in program.output
         assert "shutdown" in program.output.splitlines()
+
+
+# Modules that a plain server does not need: they would take time at each start, and so in thousands of tests.
+RARELY_NEEDED = {
+    *("argparse", "configparser", "ctypes", "difflib", "email.utils", "json", "mimetypes"),
+    *("multiprocessing", "pathlib", "platform", "random", "shlex", "tomllib"),
+    *("ringloop._watchdog", "ringloop.http._processes", "ringloop.http._reload", "ringloop.http._static"),
+}
+SHOWS_MODULES = """
+import sys
+
+async def app(scope, receive, send):
+    assert scope["type"] == "http"
+    body = " ".join(sys.modules).encode()
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": body})
+"""
+
+
+def test_a_start_imports_what_it_needs_and_a_request_nothing(arm, tmp_path):
+    (tmp_path / "shows.py").write_text(SHOWS_MODULES)
+    source = "import asyncio, click, logging.config, sys; print(*sys.modules)"
+    needed = subprocess.run(
+        [sys.executable, "-c", source], stdout=subprocess.PIPE, text=True, check=True
+    ).stdout.split()
+    with serving(arm, "shows:app", cwd=tmp_path) as program:
+        first, second = (set(program.get("/")[2].decode().split()) for _ in range(2))
+    assert "ringloop.http._server" in first
+    assert (RARELY_NEEDED & first).difference(needed) == set()
+    assert second == first
 
 
 def test_python_m_ringloop_serve(arm):

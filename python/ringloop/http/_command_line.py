@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import platform
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from click.core import ParameterSource
 import ringloop
 
 from .._platform import DOCUMENTATION
-from . import _headers, _static
+from . import _headers
 from ._config import Config, workers_in_environment
 from ._config_file import ConfigFile, ConfigFileError, find
 from ._importing import import_failures_shown
@@ -111,6 +110,10 @@ def _check_path(_: click.Context, __: click.Parameter, value: str | None) -> str
 
 
 def _check_folders(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> list[str]:
+    if not values:
+        return []
+    from . import _static  # Most servers serve no files.
+
     try:
         folders = _static.split_all(values)
     except ValueError as error:
@@ -129,6 +132,8 @@ def _check_directory(_: click.Context, __: click.Parameter, value: str) -> str:
 
 def _show_version(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
     if wanted and not context.resilient_parsing:
+        import platform  # A server doesn't need it.
+
         python = f"{platform.python_implementation()} {platform.python_version()}"
         click.echo(f"Running ringloop {ringloop.__version__} with {python} on {platform.system()}")
         context.exit()

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import random
 import ssl
 import sys
 from asyncio import constants
 from typing import TYPE_CHECKING, Any, Literal
 
 from .. import EventLoop, new_event_loop
-from . import _applications, _headers, _listening, _metrics, _static, _tls, logging
+from . import _applications, _headers, _listening, _metrics, _tls, logging
 from ._errors import StartupError
 from ._importing import import_optional
 from ._options import C_COUNT, COUNT, POSITIVE, POSITIVE_SECONDS, SECONDS, Names, Numbers, check, option
@@ -22,6 +21,7 @@ from .logging import LOGGING_CONFIG, TRACE_LOG_LEVEL, LogConfig, logger
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from . import _static
     from ._listening import Listeners
 
 STARTUP_FAILURE = 3
@@ -526,6 +526,8 @@ class Config(HttpSettings):
         """Return the number of requests after which a process ends, with its jitter."""
         if self.limit_max_requests is None:
             return None
+        import random  # Few servers have a limit.
+
         return self.limit_max_requests + random.randint(0, self.limit_max_requests_jitter)
 
     def bind(self) -> Listeners:
@@ -550,7 +552,13 @@ class Config(HttpSettings):
                 raise ValueError(f"the path of the health page must begin with a slash: {self.health!r}")
             if self.health == self.metrics:
                 raise ValueError(f"health and metrics can't have the same path: {self.health!r}")
-        folders = _static.split_all([self.static] if isinstance(self.static, str) else self.static or [])
+        static = [self.static] if isinstance(self.static, str) else self.static or []
+        if not static:
+            self.static = []
+            return
+        from . import _static  # Most servers serve no files.
+
+        folders = _static.split_all(static)
         # Relative paths are relative to where the server was started, even if the application changes the directory.
         self.static = [f"{prefix or '/'}={os.path.abspath(folder)}" for prefix, folder in folders.items()]
         for folder in folders.values():
@@ -559,7 +567,11 @@ class Config(HttpSettings):
 
     def static_folders(self) -> dict[str, _static.Folder]:
         """Return what serves files, by the prefixes of their paths. Raise StartupError."""
-        folders = _static.split_all(self.static or [])
+        if not self.static:
+            return {}
+        from . import _static  # As in `_check_pages`.
+
+        folders = _static.split_all(self.static)
         return {prefix: _static.Folder(prefix, folder) for prefix, folder in folders.items()}
 
     def _make_loop(self) -> EventLoop:

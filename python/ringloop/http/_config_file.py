@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
-import tomllib
 from typing import TYPE_CHECKING, Any
 
 from ._config import Config
@@ -37,6 +35,8 @@ class ConfigFile:
     """
 
     def __init__(self, path: str) -> None:
+        import tomllib  # Most servers have no such file.
+
         self._path = path
         try:
             with open(path, "rb") as file:
@@ -128,6 +128,8 @@ def _field_name(key: str) -> str:
 
 
 def _unknown(key: str, allowed: dict[str, Any]) -> str:
+    import difflib  # Only mistakes need it.
+
     near = difflib.get_close_matches(_field_name(key), allowed, n=1)
     hint = f" Did you mean {near[0].replace('_', '-')!r}?" if near else ""
     return f"there is no option {key!r}.{hint}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib
 import importlib.util
 import os
@@ -51,6 +50,8 @@ def import_from_string(name: Any) -> Any:
         for attribute in attributes.split("."):
             found = getattr(found, attribute)
     except AttributeError:
+        import difflib  # Only mistakes need it.
+
         near = difflib.get_close_matches(attribute, dir(found), n=1)
         hint = _hint(f"{module_name}:{attributes.rpartition(attribute)[0]}{near[0]}") if near else ""
         text = f'Attribute "{attributes}" not found in module "{module_name}".{hint}'

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
-import ctypes
 import errno
 import os
 import socket
@@ -61,8 +61,9 @@ class Listeners:
         if self._is_inherited:
             return
         self._remove_path()
-        code = ctypes.create_string_buffer(_DROP_SYN, len(_DROP_SYN))
-        program = struct.pack("HP", len(_DROP_SYN) // 8, ctypes.addressof(code))
+        # An array tells its address, as ctypes would, but is imported in a fraction of the time.
+        code = array.array("B", _DROP_SYN)
+        program = struct.pack("HP", len(_DROP_SYN) // 8, code.buffer_info()[0])
         for sock in self.sockets:
             if sock.family in (socket.AF_INET, socket.AF_INET6):
                 # Sandboxes may lack packet filters. Some connections may then be reset.

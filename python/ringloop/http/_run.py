@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import multiprocessing
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ._config import STARTUP_FAILURE, Config, startup_failures_logged
 from ._errors import StartupError
-from ._reload import Reloader
 from ._server import Server
-from ._supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from ._supervisor import Parent
 
 
 def run(app: Any, *, app_dir: str | os.PathLike[str] | None = None, **options: Any) -> None:
@@ -26,15 +26,14 @@ def run(app: Any, *, app_dir: str | os.PathLike[str] | None = None, **options: A
     with contextlib.ExitStack() as stack:
         with startup_failures_logged():
             config = Config(app, **options)
-            # Set while a child process imports the main program; multiprocessing looks at it before it starts a process.
-            if getattr(multiprocessing.current_process(), "_inheriting", False):
+            if _is_imported_by_worker():
                 raise StartupError(
                     "A worker process imports your program, which serves again: call `ringloop.serve` "
                     'under `if __name__ == "__main__":` only.'
                 )
             _require_name(config)
             if config.use_subprocess:
-                (Reloader(config) if config.should_reload else Supervisor(config)).run()
+                _parent_of_workers(config).run()
                 return
             # An application may take a long time to start, so notice first if the port is already in use.
             # Not with a Unix socket: binding would take the path from a server that listens there.
@@ -46,6 +45,25 @@ def run(app: Any, *, app_dir: str | os.PathLike[str] | None = None, **options: A
             server.run()
     if not server.started:
         sys.exit(STARTUP_FAILURE)
+
+
+def _is_imported_by_worker() -> bool:
+    """Return whether this is a child process that imports the main program."""
+    # A child process has imported multiprocessing; a server without workers doesn't need it.
+    multiprocessing: Any = sys.modules.get("multiprocessing")
+    # multiprocessing looks at this mark before it starts a process.
+    return multiprocessing is not None and getattr(multiprocessing.current_process(), "_inheriting", False)
+
+
+def _parent_of_workers(config: Config) -> Parent:
+    # Most servers have no workers, and most with workers don't reload.
+    if config.should_reload:
+        from ._reload import Reloader
+
+        return Reloader(config)
+    from ._supervisor import Supervisor
+
+    return Supervisor(config)
 
 
 def check_application(app: Any, *, app_dir: str | os.PathLike[str] | None = None, **options: Any) -> None:

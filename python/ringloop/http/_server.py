@@ -12,7 +12,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from .. import EventLoop, Watchdog, _core, watch
+from .. import EventLoop, _core
 from . import _applications, _listening, _metrics, _pages
 from ._config import Config, startup_failures_logged
 from ._errors import StartupError
@@ -22,6 +22,8 @@ from .logging import access_log, flush_access_logs, logger, style
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable, Iterator, Sequence
     from types import FrameType
+
+    from .. import Watchdog
 
 _EXIT_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -265,6 +267,8 @@ class Server:
         if threshold_ms is None:
             return
         assert self._loop is not None
+        from .. import watch  # Most servers have no watchdog.
+
         try:
             self._watchdog = watch(self._loop, threshold=threshold_ms / 1000, logger=logger)
         except (RuntimeError, ValueError) as error:

@@ -8,24 +8,24 @@ the version of HTTP, and the status. With `--access-log-format json` it also has
 from __future__ import annotations
 
 import atexit
-import configparser
 import copy
 import datetime
 import http
 import importlib.util
-import json
 import logging
 import logging.config
 import os
 import sys
-from typing import IO, TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from .._http import client_and_path
 from ._errors import StartupError
 from ._importing import import_optional
 
 if TYPE_CHECKING:
+    import configparser
     from collections.abc import Callable
+    from typing import IO
 
 TRACE_LOG_LEVEL = 5
 
@@ -73,7 +73,7 @@ _ACCESS_FORMAT = '%s - "%s %s HTTP/%s" %d'
 
 _JSON_FORMATTER = "ringloop.http.logging.JsonAccessFormatter"
 
-LogConfig = dict[str, Any] | str | os.PathLike[str] | configparser.RawConfigParser | IO[Any]
+LogConfig: TypeAlias = "dict[str, Any] | str | os.PathLike[str] | configparser.RawConfigParser | IO[Any]"
 
 logger = logging.getLogger("uvicorn.error")
 access_logger = logging.getLogger("uvicorn.access")
@@ -161,8 +161,16 @@ class AccessFormatter(ColourizedFormatter):
 class JsonAccessFormatter(logging.Formatter):
     """Formats records of the access log as JSON, one object per line. Fields that a record doesn't have are null."""
 
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        # Few servers log JSON. Those that do should not import this when the first request is logged.
+        import json  # noqa: F401
+
+        super().__init__(*arguments, **options)
+
     def format(self, record: logging.LogRecord) -> str:
         """Return a line of ASCII."""
+        import json
+
         time = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
         line = {"time": time.isoformat(timespec="microseconds"), "level": record.levelname, "logger": record.name}
         return json.dumps(line | {name: getattr(record, name, None) for name in FIELDS})
@@ -399,6 +407,8 @@ def _apply(log_config: LogConfig, use_colors: bool | None) -> None:
         return
     name = os.fspath(log_config) if isinstance(log_config, str | os.PathLike) else ""
     if name.endswith(".json"):
+        import json
+
         with open(name, encoding="utf-8") as file:
             _apply_dict(json.load(file), None)
     elif name.endswith((".yaml", ".yml")):
@@ -428,6 +438,8 @@ def _adapt(name: str, formatter: Any, use_colors: bool | None) -> Any:
 
 
 def _apply_ini(log_config: Any) -> None:
+    import configparser  # Most configurations are dicts.
+
     if not isinstance(log_config, configparser.RawConfigParser):
         parser = configparser.ConfigParser()
         if hasattr(log_config, "readline"):
