@@ -9,6 +9,7 @@ import collections
 import functools
 import gc
 import os
+import re
 import signal
 import socket
 import sys
@@ -26,6 +27,12 @@ import support  # noqa: E402
 import tls_support  # noqa: E402
 
 support.heed_interrupts()
+
+TEST_LONG = "long or examples"
+"""The marks that `make test-long` selects."""
+
+LONG_MARKS = {"examples", "long", "many_cases"}
+"""The marks of its tests: `many_cases` becomes `long` for some of the cases."""
 
 
 def selected_arms():
@@ -78,9 +85,36 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+@functools.cache
+def may_be_long(path):
+    """Return whether the text of a file has a mark of `make test-long`: reading it takes a fraction of the time of importing it."""
+    return re.search(rf"\bmark\.({'|'.join(LONG_MARKS)})\b", path.read_text(encoding="utf-8")) is not None
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Let `make test-long` import only the files that have tests for it."""
+    if (
+        config.getoption("markexpr") == TEST_LONG
+        and collection_path.suffix == ".py"
+        and not may_be_long(collection_path)
+    ):
+        return True
+    return None
+
+
+def check_that_marks_are_found(items):
+    """Fail if a test is marked in another way than `may_be_long` looks for: `make test-long` would leave it out."""
+    for item in items:
+        if not may_be_long(item.path) and not LONG_MARKS.isdisjoint(mark.name for mark in item.iter_markers()):
+            raise pytest.UsageError(
+                f"{item.nodeid}: write its mark in full, for example @pytest.mark.long, in the test's own file"
+            )
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """Mark as long the cases that `many_cases` doesn't keep: of each test and arm it keeps some, spread over all of them."""
+    check_that_marks_are_found(items)
     cases = collections.defaultdict(list)
     for item in items:
         if item.get_closest_marker("many_cases"):
