@@ -16,7 +16,7 @@ import logging
 import logging.config
 import os
 import sys
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import IO, TYPE_CHECKING, Any, Literal, Union, cast
 
 from .._http import client_and_path
 from ._errors import StartupError
@@ -25,7 +25,6 @@ from ._importing import import_optional
 if TYPE_CHECKING:
     import configparser
     from collections.abc import Callable
-    from typing import IO
 
 TRACE_LOG_LEVEL = 5
 
@@ -73,7 +72,7 @@ _ACCESS_FORMAT = '%s - "%s %s HTTP/%s" %d'
 
 _JSON_FORMATTER = "ringloop.http.logging.JsonAccessFormatter"
 
-LogConfig: TypeAlias = "dict[str, Any] | str | os.PathLike[str] | configparser.RawConfigParser | IO[Any]"
+LogConfig = Union[dict[str, Any], str, os.PathLike[str], "configparser.RawConfigParser", IO[Any]]
 
 logger = logging.getLogger("uvicorn.error")
 access_logger = logging.getLogger("uvicorn.access")
