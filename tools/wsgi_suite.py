@@ -21,7 +21,6 @@ import pytest
 import ringloop.http
 from wsgi_bridge import IS_CONTROL, Bridged, report
 
-
 SENT_MIN = 100
 """The requests that a whole suite must send: with fewer, it hasn't tested the server."""
 ALL_MIN = 200
