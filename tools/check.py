@@ -1,6 +1,6 @@
 """Run the whole check of a commit, or all that can be checked, and say what each step took.
 
-    tools/check.py                         what .ci/run runs: about 33 minutes on two CPUs; the goal is 30
+    tools/check.py                         what .ci/run runs: 17 to 33 minutes on two CPUs; the goal is 30
     tools/check.py --all                   everything, on each of CPython 3.11 to 3.15: hours
     tools/check.py --list                  the steps, and what each covers
     tools/check.py 'make lint' 'make docs' these steps, and what they need
