@@ -128,12 +128,16 @@ def many_descriptors():
 @pytest.mark.usefixtures("many_descriptors")
 def test_a_server_keeps_up_with_its_clients_while_callbacks_are_ready(loop, clients_kept):
     """Clients that come a hundred a turn, and leave at once or stay: none waits for more than a few turns."""
-    made = 0
+    made = ended = 0
 
     class Count(asyncio.Protocol):
         def connection_made(self, transport):
             nonlocal made
             made += 1
+
+        def connection_lost(self, error):
+            nonlocal ended
+            ended += 1
 
     async def main():
         server = await loop.create_server(Count, support.HOST, 0, backlog=4000)
@@ -149,6 +153,7 @@ def test_a_server_keeps_up_with_its_clients_while_callbacks_are_ready(loop, clie
                 await asyncio.sleep(0)
                 behind.append(100 * (number + 1) - made)
             await support.until(lambda: made == 3000)
+        await support.until(lambda: ended == 3000)
         server.close()
         await server.wait_closed()
         return behind
