@@ -12,6 +12,7 @@ import sysconfig
 
 OLDEST = (3, 11)
 NEWEST = (3, 15)
+OLDEST_FREE_THREADED = (3, 14)
 
 
 def shortcomings() -> "list[str]":
@@ -22,8 +23,9 @@ def shortcomings() -> "list[str]":
     if not OLDEST <= sys.version_info[:2] <= NEWEST:
         supported = "{}.{} to {}.{}".format(*(OLDEST + NEWEST))
         return [f"this is Python {version}; ringloop needs {supported}; choose one with PYTHON=..."]
-    if "t" in sys.abiflags:
-        return [f"this is a free-threaded Python {version}; ringloop needs one with the GIL"]
+    if "t" in sys.abiflags and sys.version_info[:2] < OLDEST_FREE_THREADED:
+        wanted = "{}.{}".format(*OLDEST_FREE_THREADED)
+        return [f"this is a free-threaded Python {version}; ringloop needs one with the GIL, or {wanted} or later"]
     found = []
     header = os.path.join(sysconfig.get_path("include"), "Python.h")
     if not os.path.exists(header):

@@ -1,4 +1,5 @@
-//! Turns down, in one line each, the interpreters that the extension module can't be built for.
+//! Turns down, in one line each, the interpreters that the extension module can't be built for. PyO3 does so for
+//! free-threaded Pythons before 3.14.
 
 use pyo3_build_config::{InterpreterConfig, PythonImplementation, PythonVersion};
 
@@ -9,6 +10,7 @@ const OLDEST: PythonVersion = PythonVersion {
 };
 
 fn main() {
+    pyo3_build_config::use_pyo3_cfgs();
     if let Some(problem) = problem(pyo3_build_config::get()) {
         println!("cargo::error={problem}");
     }
@@ -25,11 +27,6 @@ fn problem(config: &InterpreterConfig) -> Option<String> {
     if version < OLDEST {
         return Some(format!(
             "ringloop needs Python {OLDEST} or later; this is {version}"
-        ));
-    }
-    if config.is_free_threaded() {
-        return Some(format!(
-            "ringloop needs the GIL; this is a free-threaded Python {version}"
         ));
     }
     None

@@ -6,6 +6,7 @@ import os
 import sys
 
 OLDEST = (3, 11)
+OLDEST_FREE_THREADED = (3, 14)
 NEWEST_TESTED = (3, 15)
 
 IS_TESTED = sys.version_info[:2] <= NEWEST_TESTED
@@ -26,9 +27,12 @@ def require() -> None:
         raise ImportError(f"ringloop needs CPython; this is {sys.implementation.name}. {_ADVICE}")
     if sys.version_info[:2] < OLDEST:
         raise ImportError("ringloop needs Python {}.{} or later; this is {}. {}".format(*OLDEST, version, _ADVICE))
-    if "t" in sys.abiflags:
+    if "t" in sys.abiflags and sys.version_info[:2] < OLDEST_FREE_THREADED:
         # Even with PYTHON_GIL=1, because objects have another layout.
-        raise ImportError(f"ringloop needs the GIL; this is a free-threaded Python {version}. {_ADVICE}")
+        wanted = "{}.{}".format(*OLDEST_FREE_THREADED)
+        raise ImportError(
+            f"ringloop needs the GIL or Python {wanted} or later; this is a free-threaded Python {version}. {_ADVICE}"
+        )
 
 
 def does_not_know(problem: object) -> str:

@@ -43,8 +43,8 @@ def refusal(change="", **options):
         ("sys.implementation.name = 'pypy'", "ringloop needs CPython; this is pypy."),
         ("sys.version_info = (3, 10, 4, 'final', 0)", "ringloop needs Python 3.11 or later; this is 3.10."),
         (
-            "sys.version_info = (3, 16, 0, 'final', 0); sys.abiflags = 't'",
-            "ringloop needs the GIL; this is a free-threaded Python 3.16.",
+            "sys.version_info = (3, 13, 9, 'final', 0); sys.abiflags = 't'",
+            "ringloop needs the GIL or Python 3.14 or later; this is a free-threaded Python 3.13.",
         ),
     ],
 )
@@ -104,8 +104,9 @@ def test_an_error_of_the_packages_own_is_told_as_it_is(package):
 
 
 PY_MOD_GIL = 87 if sys.version_info >= (3, 15) else 4
-PY_MOD_GIL_USED = 0
+PY_MOD_GIL_NOT_USED = 1
 SLOT_SIZE = 16
+FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 
 
 def slots_of(module):
@@ -117,10 +118,11 @@ def slots_of(module):
         export.restype = ctypes.c_void_p
         address = export()
     else:
-        # A PyModuleDef: its header of 40 bytes, four words, and a pointer to an array of PyModuleDef_Slot.
+        # A PyModuleDef: its header, four words, and a pointer to an array of PyModuleDef_Slot.
         init, number_type = getattr(library, f"PyInit_{module.__name__.rpartition('.')[2]}"), ctypes.c_int
         init.restype = ctypes.c_void_p
-        address = ctypes.c_void_p.from_address(init() + 40 + 4 * 8).value
+        header = object.__basicsize__ + 3 * 8
+        address = ctypes.c_void_p.from_address(init() + header + 4 * 8).value
     slots = {}
     while number := number_type.from_address(address).value:
         slots[number] = ctypes.c_void_p.from_address(address + 8).value or 0
@@ -128,13 +130,22 @@ def slots_of(module):
     return slots
 
 
-def test_the_module_says_that_it_needs_the_gil():
-    """A free-threaded interpreter would turn the GIL on for it. Nothing else may run beside it: its state has no locks."""
+def test_the_module_says_that_it_does_not_need_the_gil():
+    """A free-threaded interpreter would turn the GIL on for one that doesn't."""
     if sys.version_info < (3, 13):
         pytest.skip("before Python 3.13 no module can say so, and all have the GIL")
     from ringloop import _core
 
-    assert slots_of(_core).get(PY_MOD_GIL) == PY_MOD_GIL_USED
+    assert slots_of(_core).get(PY_MOD_GIL) == PY_MOD_GIL_NOT_USED
+
+
+@pytest.mark.parametrize("gil", ["0", "1"])
+def test_a_free_threaded_interpreter_has_the_gil_only_if_its_user_wants_it(gil):
+    if not FREE_THREADED:
+        pytest.skip("this interpreter can't run without the GIL")
+    source = "import ringloop; print(sys._is_gil_enabled(), ringloop.run(asyncio.sleep(0, 'ran')))"
+    child = support.run_child(source, "epoll", env={"PYTHON_GIL": gil}, python_flags=("-W", "error"))
+    assert (child.returncode, child.stdout, child.stderr) == (0, f"{gil == '1'} ran\n", "")
 
 
 # What says which Pythons there are
@@ -187,8 +198,8 @@ def test_the_probe_of_interpreters():
             "this is Python 3.10; ringloop needs 3.11 to 3.15; choose one with PYTHON=...",
         ),
         (
-            "sys.version_info = (3, 15, 4, 'final', 0); sys.abiflags = 't'",
-            "this is a free-threaded Python 3.15; ringloop needs one with the GIL",
+            "sys.version_info = (3, 13, 9, 'final', 0); sys.abiflags = 't'",
+            "this is a free-threaded Python 3.13; ringloop needs one with the GIL, or 3.14 or later",
         ),
     ],
 )

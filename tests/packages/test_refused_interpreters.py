@@ -12,7 +12,8 @@ from support import REPOSITORY
 @pytest.mark.parametrize(
     ("interpreter", "text"),
     [
-        ("CPython\nversion=3.14\nbuild_flags=Py_GIL_DISABLED", "ringloop needs the GIL; this is a free-threaded Python 3.14"),
+        ("CPython\nversion=3.13\nbuild_flags=Py_GIL_DISABLED",
+         "ringloop needs the GIL or Python 3.14 or later; this is a free-threaded Python 3.13"),
         ("CPython\nversion=3.10", "ringloop needs Python 3.11 or later; this is 3.10"),
         ("PyPy\nversion=3.11", "ringloop needs CPython; this is PyPy"),
     ],

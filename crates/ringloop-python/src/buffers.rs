@@ -16,11 +16,13 @@ use std::ptr::NonNull;
 use pyo3::exceptions::PyMemoryError;
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::sync::critical_section::with_critical_section;
 use pyo3::types::{PyByteArray, PyBytes, PyMemoryView};
 
 use crate::addresses::Address;
 use crate::metrics;
 use crate::objects;
+use crate::support;
 use crate::thread_exit::SleepsAtExit;
 
 pub(crate) use self::batch::Batch;
@@ -181,7 +183,7 @@ impl Delivery {
     /// True if somebody besides us refers to the object now.
     pub(crate) fn was_kept(&self) -> bool {
         // SAFETY: we own a reference, so the object is alive; the GIL is held by every caller.
-        unsafe { ffi::Py_REFCNT(self.object()) > 1 }
+        unsafe { !support::is_own(self.object()) }
     }
 }
 
@@ -260,7 +262,9 @@ pub(crate) fn copy(py: Python<'_>, bytes: &[u8]) -> PyResult<Vec<u8>> {
     Ok(copy)
 }
 
-/// Runs `body` on the memory of a bytes-like object. The GIL is held throughout, so nobody changes it meanwhile.
+/// Runs `body`, which runs no Python code, on the memory of a bytes-like object. The GIL is held throughout, so nobody
+/// changes it meanwhile. Without the GIL, whoever changes a bytearray waits; who changes one by a memoryview may change what
+/// is sent, as with any other program that reads such memory.
 pub(crate) fn with_bytes<R>(
     data: &Bound<'_, PyAny>,
     body: impl FnOnce(&[u8]) -> PyResult<R>,
@@ -269,7 +273,7 @@ pub(crate) fn with_bytes<R>(
         return body(bytes.as_bytes());
     }
     let view = View::new(data, ffi::PyBUF_SIMPLE)?;
-    body(view.bytes())
+    with_critical_section(data, || body(view.bytes()))
 }
 
 /// Whether it is what a transport's `write` takes.

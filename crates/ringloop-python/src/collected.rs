@@ -15,8 +15,8 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use crate::cell::GilCell;
 use crate::objects;
-use crate::support::GilCell;
 
 /// The size of a huge page on x86-64, and on AArch64 with pages of 4 KB. Elsewhere the kernel ignores the advice.
 const HUGE_PAGE: usize = 2 << 20;

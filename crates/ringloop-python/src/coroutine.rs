@@ -6,18 +6,18 @@
 
 #![allow(unsafe_code)]
 
-use std::ffi::{CString, c_int, c_void};
+use std::ffi::{CString, c_void};
 use std::ptr;
 
 use pyo3::exceptions::{PyRuntimeError, PyStopIteration, PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use pyo3::types::{PyBool, PyTuple};
 
 use crate::names::intern;
 use crate::native_type::{PendingException, Table, attribute, method, slot};
 use crate::objects;
-use crate::support::guard;
+use crate::support::{guard, guard_in};
 
 /// The outcome of a step of a coroutine.
 pub(crate) enum Step<'py> {
@@ -95,6 +95,13 @@ pub(crate) fn unqualified(name: &str) -> &str {
 
 /// A native type that acts like a coroutine. All functions are called with the GIL and a live object of the type.
 pub(crate) trait Coroutine {
+    /// The object whose critical section a step, and whatever else uses the content, runs in. It lives as long as the
+    /// coroutine, and never changes.
+    #[inline]
+    fn section(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
+        object
+    }
+
     fn phase(object: *mut ffi::PyObject) -> Phase;
 
     /// The name of the method that a call of which it is, with the name of its class if it has one.
@@ -168,7 +175,7 @@ pub(crate) unsafe extern "C" fn itself(object: *mut ffi::PyObject) -> *mut ffi::
 pub(crate) unsafe extern "C" fn am_await<C: Coroutine>(
     object: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject {
-    guard(|py| {
+    guard_in(C::section(object), |py| {
         if C::phase(object) == Phase::Waiting {
             return Err(awaited_already(py));
         }
@@ -251,7 +258,7 @@ unsafe extern "C" fn am_send<C: Coroutine>(
     result: *mut *mut ffi::PyObject,
 ) -> ffi::PySendResult {
     let mut returned = false;
-    let value = guard(|py| {
+    let value = guard_in(C::section(object), |py| {
         check_sent::<C>(py, object, value)?;
         match checked(py, C::step(py, object))? {
             Step::Yield(future) => Ok(future),
@@ -275,12 +282,14 @@ unsafe extern "C" fn am_send<C: Coroutine>(
 /// Null without an exception is a return of None, which takes no `StopIteration`.
 unsafe extern "C" fn next<C: Coroutine>(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
     let mut returned_none = false;
-    let value = guard(|py| match checked(py, C::step(py, object))? {
-        Step::Return(value) if value.is_none() => {
-            returned_none = true;
-            Ok(value)
+    let value = guard_in(C::section(object), |py| {
+        match checked(py, C::step(py, object))? {
+            Step::Return(value) if value.is_none() => {
+                returned_none = true;
+                Ok(value)
+            }
+            step => as_generator(py, step),
         }
-        step => as_generator(py, step),
     });
     if returned_none && !value.is_null() {
         // SAFETY: the reference to None is ours.
@@ -302,7 +311,7 @@ unsafe extern "C" fn method_send<C: Coroutine>(
     object: *mut ffi::PyObject,
     value: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject {
-    guard(|py| {
+    guard_in(C::section(object), |py| {
         check_sent::<C>(py, object, value)?;
         let step = checked(py, C::step(py, object))?;
         as_generator(py, step)
@@ -313,7 +322,7 @@ unsafe extern "C" fn method_throw<C: Coroutine>(
     object: *mut ffi::PyObject,
     arguments: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject {
-    guard(|py| {
+    guard_in(C::section(object), |py| {
         // SAFETY: called with the GIL; METH_VARARGS gives a tuple.
         let arguments =
             unsafe { Bound::from_borrowed_ptr(py, arguments).cast_into_unchecked::<PyTuple>() };
@@ -332,7 +341,7 @@ unsafe extern "C" fn method_close<C: Coroutine>(
     object: *mut ffi::PyObject,
     _: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject {
-    guard(|py| {
+    guard_in(C::section(object), |py| {
         C::close(py, object)?;
         Ok(py.None().into_bound(py))
     })
@@ -367,19 +376,21 @@ unsafe extern "C" fn cr_running<C: Coroutine>(
     object: *mut ffi::PyObject,
     _: *mut c_void,
 ) -> *mut ffi::PyObject {
-    truth(C::phase(object) == Phase::Running)
+    phase_is::<C>(object, Phase::Running)
 }
 
 unsafe extern "C" fn cr_suspended<C: Coroutine>(
     object: *mut ffi::PyObject,
     _: *mut c_void,
 ) -> *mut ffi::PyObject {
-    truth(C::phase(object) == Phase::Waiting)
+    phase_is::<C>(object, Phase::Waiting)
 }
 
-fn truth(value: bool) -> *mut ffi::PyObject {
-    // SAFETY: called with the GIL.
-    unsafe { ffi::PyBool_FromLong(c_int::from(value).into()) }
+fn phase_is<C: Coroutine>(object: *mut ffi::PyObject, phase: Phase) -> *mut ffi::PyObject {
+    guard_in(C::section(object), |py| {
+        let is_it = C::phase(object) == phase;
+        Ok(PyBool::new(py, is_it).to_owned().into_any())
+    })
 }
 
 /// The state that `inspect.getcoroutinestate` asks for from Python 3.15 on.
@@ -387,7 +398,7 @@ unsafe extern "C" fn cr_state<C: Coroutine>(
     object: *mut ffi::PyObject,
     _: *mut c_void,
 ) -> *mut ffi::PyObject {
-    guard(|py| {
+    guard_in(C::section(object), |py| {
         let state = match C::phase(object) {
             Phase::Created => "CORO_CREATED",
             Phase::Running => "CORO_RUNNING",
@@ -404,7 +415,7 @@ unsafe extern "C" fn cr_frame<C: Coroutine>(
     object: *mut ffi::PyObject,
     _: *mut c_void,
 ) -> *mut ffi::PyObject {
-    guard(|py| {
+    guard_in(C::section(object), |py| {
         if C::phase(object) != Phase::Created {
             return Ok(py.None().into_bound(py));
         }

@@ -13,7 +13,6 @@
 mod receiving;
 mod sending;
 
-use std::cell::RefMut;
 use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::os::fd::RawFd;
@@ -25,13 +24,14 @@ use ringloop_driver::{Interest, Mode};
 
 use crate::addresses::AddressCache;
 use crate::buffers;
+use crate::cell::{Exclusive, GilCell};
 use crate::endpoint::{self, Attachment, Endpoint, report};
 use crate::event_loop::Loop;
 use crate::names::intern;
 use crate::objects::{self, New};
 use crate::queue::{Readiness, Transport, TransportKind};
 use crate::socket_object;
-use crate::support::{self, CloneRefOption, GilCell, Made, ask, copy_context, in_context};
+use crate::support::{self, CloneRefOption, Made, ask, copy_context, in_context};
 use crate::watching;
 
 use self::receiving::{SecondLook, read_batch};
@@ -494,8 +494,8 @@ impl Endpoint for DatagramTransport {
     }
 
     #[inline]
-    fn attachment<'a>(&'a self, py: Python<'a>) -> RefMut<'a, Attachment> {
-        RefMut::map(self.state.get_mut(py), |state| &mut state.attachment)
+    fn attachment<'a>(&'a self, py: Python<'a>) -> Exclusive<'a, Attachment> {
+        Exclusive::map(self.state.get_mut(py), |state| &mut state.attachment)
     }
 }
 

@@ -1,7 +1,6 @@
 //! The common parts of stream and datagram transports: how one is attached to its socket and to its loop, and whether
 //! it reads.
 
-use std::cell::RefMut;
 use std::os::fd::RawFd;
 
 use pyo3::exceptions::PyRuntimeError;
@@ -9,6 +8,7 @@ use pyo3::prelude::*;
 use pyo3::{PyTraverseError, PyVisit};
 use ringloop_driver::{Interest, Mode};
 
+use crate::cell::Exclusive;
 use crate::event_loop::Loop;
 use crate::names::intern;
 use crate::objects::{self, New};
@@ -45,7 +45,7 @@ pub(crate) struct Attachment {
 /// A native type of transports that has an attachment.
 pub(crate) trait Endpoint: Transport {
     fn of<'a>(transport: &'a Bound<'_, Self>) -> &'a Self;
-    fn attachment<'a>(&'a self, py: Python<'a>) -> RefMut<'a, Attachment>;
+    fn attachment<'a>(&'a self, py: Python<'a>) -> Exclusive<'a, Attachment>;
 }
 
 impl Attachment {

@@ -11,7 +11,10 @@
 
 use std::io;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{
+    self, AtomicBool, AtomicU64, AtomicUsize,
+    Ordering::{Relaxed, SeqCst},
+};
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
@@ -22,6 +25,7 @@ use ringloop_reactor::timers::TimerKey;
 use ringloop_reactor::{Reactor, ReactorConfig};
 
 use crate::buffers::{Batch, Received};
+use crate::cell::GilCell;
 use crate::handle::HandleRef;
 use crate::metrics::{Meter, Moment};
 use crate::objects;
@@ -29,7 +33,7 @@ use crate::operations::Operations;
 use crate::posting::Posting;
 use crate::queue::{Queue, Ready};
 use crate::stopwatch::Pace;
-use crate::support::{self, CloneRefOption, GilCell, Made};
+use crate::support::{self, CloneRefOption, Made};
 use crate::thread_exit::SleepsAtExit;
 use crate::watches::Watches;
 
@@ -185,13 +189,31 @@ impl Loop {
     /// To be called when another thread may have queued a callback. Wakes the loop, and may give way to it.
     #[inline]
     pub(crate) fn posted(&self, py: Python<'_>) {
-        // The queue and this flag change under the GIL: a loop that isn't waiting yet sees the callback first.
+        // With the GIL, the queue and this flag change together: a loop that isn't waiting yet sees the callback first.
+        // Without it, the loop looks at the queue again after it has set the flag (`begin_waiting`).
+        if cfg!(Py_GIL_DISABLED) {
+            atomic::fence(SeqCst);
+        }
         if self.waiting.load(Relaxed) {
             self.wake(py);
         }
-        if !self.runs_here() {
+        // Without the GIL, nobody keeps the loop from running.
+        if cfg!(not(Py_GIL_DISABLED)) && !self.runs_here() {
             self.posting.posted(py, &self.meter, || self.is_running());
         }
+    }
+
+    /// The loop is about to wait. False if another thread has queued a callback that it can't have seen: it wakes the loop
+    /// only if it has seen the flag that is set here.
+    #[inline]
+    pub(crate) fn begin_waiting(&self, py: Python<'_>) -> bool {
+        self.waiting.store(true, Relaxed);
+        if cfg!(Py_GIL_DISABLED) {
+            atomic::fence(SeqCst);
+            return self.queue.get(py).is_idle();
+        }
+        let _ = py;
+        true
     }
 
     /// Where a run of the loop is; None while it waits for the kernel, or for the GIL after that. Any thread may ask, also

@@ -14,9 +14,11 @@ use std::sync::atomic::{AtomicIsize, AtomicPtr, AtomicUsize, Ordering::Relaxed};
 
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::sync::critical_section::with_critical_section;
 use pyo3::types::{PyDict, PyString, PyType};
 
 use crate::names;
+use crate::objects;
 use crate::slotted;
 
 /// An attribute that the objects of a class have, and where in their dictionaries it was found last.
@@ -118,6 +120,34 @@ impl<'a, 'py> Fields<'a, 'py> {
         }
     }
 
+    /// The object that a slot of this one refers to.
+    ///
+    /// # Safety
+    /// The slot is one of this object's.
+    #[inline]
+    unsafe fn load(&self, slot: *mut *mut ffi::PyObject) -> Option<Bound<'py, PyAny>> {
+        let py = self.object.py();
+        // SAFETY: the GIL is held; the slot refers to its object, or is null. Whoever changes it is in a critical section
+        // of the object, as the interpreter's own functions are.
+        with_critical_section(self.object, || unsafe {
+            Bound::from_borrowed_ptr_or_opt(py, *slot)
+        })
+    }
+
+    /// Replaces what a slot of the object refers to; the reference that was there becomes the caller's.
+    ///
+    /// # Safety
+    /// The slot is one of this object's, and the new reference is the caller's to give away, or null.
+    #[inline]
+    unsafe fn replace(
+        &self,
+        slot: *mut *mut ffi::PyObject,
+        value: *mut ffi::PyObject,
+    ) -> *mut ffi::PyObject {
+        // SAFETY: the GIL is held; the slot is one of this object's, which is the function's contract.
+        with_critical_section(self.object, || unsafe { ptr::replace(slot, value) })
+    }
+
     /// Whether the object may have attributes besides the `count` that its class gives to all.
     #[inline]
     pub(crate) fn has_others(&self, count: usize) -> PyResult<bool> {
@@ -134,14 +164,8 @@ impl<'a, 'py> Fields<'a, 'py> {
             return Ok(None);
         }
         let py = name.py();
-        // SAFETY: the GIL is held; the item is borrowed from the dictionary, or null, perhaps with an exception set.
-        unsafe {
-            let item = ffi::PyDict_GetItemWithError(self.dict()?.as_ptr(), name.as_ptr());
-            match Bound::from_borrowed_ptr_or_opt(py, item) {
-                None if !ffi::PyErr_Occurred().is_null() => Err(PyErr::fetch(py)),
-                found => Ok(found),
-            }
-        }
+        // SAFETY: the GIL is held, and both objects are alive.
+        unsafe { objects::dict_item(py, self.dict()?.as_ptr(), name.as_ptr()) }
     }
 
     /// Whether the object has one of these itself. None of them is in a slot.
@@ -162,8 +186,8 @@ impl<'a, 'py> Fields<'a, 'py> {
     pub(crate) fn own(&self, attribute: &Attribute) -> PyResult<Option<Bound<'py, PyAny>>> {
         let py = self.object.py();
         match self.slot_or_inherited(attribute) {
-            // SAFETY: the GIL is held; the slot refers to its object, or is null.
-            Some(slot) => Ok(unsafe { Bound::from_borrowed_ptr_or_opt(py, *slot) }),
+            // SAFETY: the slot is one of this object's.
+            Some(slot) => Ok(unsafe { self.load(slot) }),
             None => self.find(names::get(py, attribute.name)),
         }
     }
@@ -174,9 +198,16 @@ impl<'a, 'py> Fields<'a, 'py> {
         let py = self.object.py();
         let name = names::get(py, attribute.name);
         if let Some(slot) = self.slot(attribute) {
-            // SAFETY: the GIL is held; the slot refers to its object, or is null.
-            let value = unsafe { Bound::from_borrowed_ptr_or_opt(py, *slot) };
+            // SAFETY: the slot is one of this object's.
+            let value = unsafe { self.load(slot) };
             return value.map_or_else(|| self.object.getattr(name), Ok);
+        }
+        if cfg!(Py_GIL_DISABLED) {
+            // What `PyDict_Next` finds is borrowed, and another thread could take it away.
+            return match self.find(name)? {
+                Some(found) => Ok(found),
+                None => self.object.getattr(name),
+            };
         }
         let mut place = attribute.place.load(Relaxed);
         let (mut key, mut value) = (ptr::null_mut(), ptr::null_mut());
@@ -235,7 +266,7 @@ impl<'a, 'py> Fields<'a, 'py> {
         if let Some(slot) = self.slot_or_inherited(attribute) {
             // SAFETY: the GIL is held. The slot owns what it refers to, and has its new value before the old one goes.
             unsafe {
-                let before = ptr::replace(slot, value.clone().into_ptr());
+                let before = self.replace(slot, value.clone().into_ptr());
                 ffi::Py_XDECREF(before);
             }
             return Ok(());
@@ -254,19 +285,22 @@ impl<'a, 'py> Fields<'a, 'py> {
         if let Some(slot) = self.slot_or_inherited(attribute) {
             // SAFETY: the GIL is held. The slot owns what it refers to; that reference is moved out, and null says that
             // there is none.
-            let before = unsafe { ptr::replace(slot, ptr::null_mut()) };
+            let before = unsafe { self.replace(slot, ptr::null_mut()) };
             // SAFETY: the reference was the slot's.
             unsafe { ffi::Py_XDECREF(before) };
             return Ok(!before.is_null());
         }
         let name = names::get(py, attribute.name);
-        if self.find(name)?.is_none() {
-            return Ok(false);
-        }
-        // SAFETY: the GIL is held and both objects are alive.
-        match unsafe { ffi::PyDict_DelItem(self.dict()?.as_ptr(), name.as_ptr()) } {
-            0 => Ok(true),
-            _ => Err(PyErr::fetch(py)),
-        }
+        let dict = self.dict()?;
+        with_critical_section(dict, || {
+            if self.find(name)?.is_none() {
+                return Ok(false);
+            }
+            // SAFETY: the GIL is held and both objects are alive.
+            match unsafe { ffi::PyDict_DelItem(dict.as_ptr(), name.as_ptr()) } {
+                0 => Ok(true),
+                _ => Err(PyErr::fetch(py)),
+            }
+        })
     }
 }

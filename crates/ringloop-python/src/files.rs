@@ -20,13 +20,14 @@ use pyo3::{PyTraverseError, PyVisit};
 use ringloop_driver::{Event, FileStatus, Op, SharedFd, Token};
 
 use crate::buffers;
+use crate::cell::GilCell;
 use crate::event_loop::Loop;
 use crate::handle::Call;
 use crate::objects::{self, New};
 use crate::operations::Submitted;
 use crate::queue::Ready;
 use crate::scheduling;
-use crate::support::{self, GilCell};
+use crate::support;
 
 /// The result of an operation.
 enum Outcome {

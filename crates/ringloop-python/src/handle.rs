@@ -4,7 +4,13 @@
 //! arguments, recycled through a free list, and run by vectorcall without a tuple. In debug mode the loop schedules
 //! asyncio's own handles instead (they carry source tracebacks), so these never need to.
 //!
-//! Every function here runs with the GIL held; that is what makes the free lists and the plain fields sound.
+//! Every function here runs with the GIL held; that is what makes the free lists and the plain fields sound. Without a
+//! GIL there are no free lists, and a handle may be cancelled, run and looked at by several threads at once:
+//!
+//! - `state` decides whether a run or a cancellation came first. While a run is under way, nobody takes callback and
+//!   arguments out, so it reads them as they are.
+//! - Everybody else reads them, or takes them out, in a critical section of the handle.
+//! - The other fields don't change once the handle is made, but for `timer`, which is one atomic word.
 //!
 //! A handle is not tracked by the garbage collector while only the queue holds it: the collector would visit tens of
 //! thousands of them again and again, in vain. The queue's owner shows the collector what they refer to
@@ -17,20 +23,24 @@
 
 mod memory;
 mod object;
+mod state;
 
 use std::ffi::{c_int, c_void};
 use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use pyo3::Borrowed;
 use pyo3::exceptions::{PyKeyboardInterrupt, PySystemExit};
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::sync::critical_section::with_critical_section;
 use pyo3::types::PyTuple;
 use pyo3::{PyTraverseError, PyVisit};
 use ringloop_reactor::timers::TimerKey;
 
 use crate::names::intern;
 use crate::native_type::{
-    Native, Optional, Owned, References, Visitor, content, is, new_untracked,
+    IS_TRACKED_AT_ONCE, Native, Optional, Owned, References, Visitor, content, is, new_untracked,
 };
 use crate::objects::{self, New};
 use crate::run_lock;
@@ -39,6 +49,7 @@ use crate::support::{self, guard};
 pub(crate) use self::object::add_to;
 
 use self::memory::{hide, reveal};
+use self::state::State;
 
 /// Arguments that fit into the handle itself; more go into a tuple.
 const INLINE_ARGUMENTS: usize = 3;
@@ -56,16 +67,15 @@ pub(crate) struct Handle {
     event_loop: Owned,
     argument_count: u8,
     spilled: bool,
-    cancelled: bool,
     origin: Origin,
-    /// Runs in progress. While there are any, `cancel` leaves callback and arguments to the end of the run.
-    running: u32,
+    /// While it runs, `cancel` leaves callback and arguments to the end of the run.
+    state: State,
 }
 
 /// How a handle was made, as far as it shows.
 #[derive(Copy, Clone, PartialEq, Eq)]
 #[repr(u8)]
-enum Origin {
+pub(crate) enum Origin {
     Usual,
     /// By `call_soon_threadsafe`, for which newer asyncios have a class.
     Threadsafe,
@@ -79,8 +89,9 @@ struct TimerHandle {
     handle: Handle,
     /// The deadline in seconds of the loop's clock.
     when_s: f64,
-    /// Its place in the loop's timers while it is there.
-    timer: Option<TimerKey>,
+    /// Its place in the loop's timers while it is there: a [`TimerKey`], or 0. Only the queue's owner makes it another's
+    /// place; the timers know if it is out of date.
+    timer: AtomicU64,
 }
 
 /// When a timer is due, in seconds of the loop's clock, as the user gave it.
@@ -159,9 +170,8 @@ unsafe fn write(
         (&raw mut (*handle).callback).write(Some(Owned::new(call.callback)));
         (&raw mut (*handle).context).write(Some(context));
         (&raw mut (*handle).event_loop).write(Owned::new(event_loop));
-        (&raw mut (*handle).cancelled).write(false);
+        (&raw mut (*handle).state).write(State::new());
         (&raw mut (*handle).origin).write(origin);
-        (&raw mut (*handle).running).write(0);
         (&raw mut (*handle).spilled).write(spill.is_some());
         let arguments = (&raw mut (*handle).arguments).cast::<Option<Owned>>();
         let count = if spill.is_some() {
@@ -182,7 +192,8 @@ unsafe fn write(
 }
 
 impl HandleRef {
-    /// Makes a handle for `call` on `event_loop` (borrowed). Fails only when memory runs out.
+    /// Makes a handle for `call` on `event_loop` (borrowed), for the timers if there is a deadline. Fails only when memory
+    /// runs out.
     ///
     /// # Safety
     /// The GIL is held, every pointer in `call` is a live object, and `event_loop` is a live instance of `Loop`.
@@ -191,6 +202,7 @@ impl HandleRef {
         call: &Call<'_>,
         event_loop: *mut ffi::PyObject,
         when: Option<Deadline>,
+        origin: Origin,
     ) -> Option<Self> {
         // SAFETY: the GIL is held, and the pointers are live objects, which is the function's contract. The fields of a
         // timer are the handle and those that are written after it.
@@ -209,18 +221,18 @@ impl HandleRef {
             };
             let object = match when {
                 None => new_untracked(|handle| {
-                    write(handle, call, event_loop, context, spill, Origin::Usual);
+                    write(handle, call, event_loop, context, spill, origin);
                 })?,
                 Some(when) => new_untracked(|timer: *mut TimerHandle| {
                     let origin = if when.integer {
                         Origin::IntegerDeadline
                     } else {
-                        Origin::Usual
+                        origin
                     };
                     let handle = &raw mut (*timer).handle;
                     write(handle, call, event_loop, context, spill, origin);
                     (&raw mut (*timer).when_s).write(when.seconds);
-                    (&raw mut (*timer).timer).write(None);
+                    (&raw mut (*timer).timer).write(AtomicU64::new(0));
                 })?,
             };
             Some(Self(object))
@@ -280,6 +292,13 @@ impl HandleRef {
         unsafe { ffi::Py_DECREF(self.as_ptr()) };
     }
 
+    /// The handle, borrowed.
+    #[inline]
+    fn borrowed<'py>(&self, py: Python<'py>) -> Borrowed<'_, 'py, PyAny> {
+        // SAFETY: a `HandleRef` refers to a live handle, and the GIL is held.
+        unsafe { Borrowed::from_ptr(py, self.as_ptr()) }
+    }
+
     pub(crate) fn to_object(self, py: Python<'_>) -> Bound<'_, PyAny> {
         // SAFETY: a `HandleRef` refers to a live handle, and the GIL is held.
         unsafe { Bound::from_borrowed_ptr(py, self.as_ptr()) }
@@ -315,16 +334,13 @@ impl HandleRef {
     #[inline]
     pub(crate) fn set_timer(self, key: Option<TimerKey>) {
         if let Some(timer) = self.timer_content() {
-            // SAFETY: a `HandleRef` refers to a live handle; the GIL serialises writers.
-            unsafe { (*timer).timer = key };
+            // SAFETY: a `HandleRef` refers to a live handle.
+            unsafe {
+                (*timer)
+                    .timer
+                    .store(key.map_or(0, TimerKey::to_bits), Relaxed);
+            };
         }
-    }
-
-    /// Marks a handle of `call_soon_threadsafe`.
-    #[inline]
-    pub(crate) fn set_threadsafe(self) {
-        // SAFETY: a `HandleRef` refers to a live handle.
-        unsafe { (*self.content()).origin = Origin::Threadsafe };
     }
 
     /// Tells the collector of a handle that somebody besides the queue holds.
@@ -332,13 +348,13 @@ impl HandleRef {
     pub(crate) fn track(self) {
         // SAFETY: a `HandleRef` refers to a live handle, whose fields are set.
         unsafe {
-            if ffi::PyObject_GC_IsTracked(self.as_ptr()) == 0 {
+            if !IS_TRACKED_AT_ONCE && ffi::PyObject_GC_IsTracked(self.as_ptr()) == 0 {
                 ffi::PyObject_GC_Track(self.as_ptr().cast());
             }
         }
     }
 
-    /// True if somebody besides the caller holds the handle.
+    /// True if somebody besides the caller holds the handle. Of use only where handles are tracked late.
     #[inline]
     pub(crate) fn is_shared(self) -> bool {
         // SAFETY: a `HandleRef` refers to a live handle.
@@ -348,7 +364,14 @@ impl HandleRef {
     #[inline]
     pub(crate) fn is_cancelled(self) -> bool {
         // SAFETY: a `HandleRef` refers to a live handle.
-        unsafe { (*self.content()).cancelled }
+        unsafe { (*self.content()).state.is_cancelled() }
+    }
+
+    /// Runs `body`, which looks at callback and arguments or takes them out, while no other thread does so. No Python code
+    /// runs meanwhile.
+    #[inline]
+    fn alone<R>(self, py: Python<'_>, body: impl FnOnce() -> R) -> R {
+        with_critical_section(&self.borrowed(py), body)
     }
 
     /// Cancels the callback and drops what it holds, which may run Python code. The caller, who keeps the handle alive,
@@ -358,16 +381,14 @@ impl HandleRef {
         let this = self.content();
         // SAFETY: the GIL is held and the handle is alive; so is its loop, which the handle refers to until it ends.
         unsafe {
-            if (*this).cancelled {
+            if !(*this).state.cancel() {
                 return None;
             }
-            (*this).cancelled = true;
-            if (*this).running == 0 {
-                let taken = (*this).take_call();
-                drop(taken);
-            }
+            self.drop_call_unless_running(py);
             self.track();
-            let key = (*self.timer_content()?).timer.take()?;
+            let timer = &(*self.timer_content()?).timer;
+            let key = TimerKey::from_bits(timer.load(Relaxed))?;
+            timer.store(0, Relaxed);
             Some(((*this).event_loop.bind(py).clone(), key))
         }
     }
@@ -378,8 +399,9 @@ impl HandleRef {
         // SAFETY: the handle is alive until this returns, as the caller owns a reference. Whenever `is_running` is
         // called, the GIL is held.
         unsafe {
-            if (*this).origin == Origin::Threadsafe && (*this).running > 0 {
-                return run_lock::wait_for_end(py, self.as_ptr() as usize, || (*this).running > 0);
+            if (*this).origin == Origin::Threadsafe && (*this).state.is_running() {
+                let is_running = || (*this).state.is_running();
+                return run_lock::wait_for_end(py, self.as_ptr() as usize, is_running);
             }
         }
         Ok(())
@@ -393,13 +415,12 @@ impl HandleRef {
         // SAFETY: the GIL is held, the handle is alive (the caller owns a reference for the whole call), and `running`
         // keeps `cancel` from dropping callback and arguments until the call is over.
         unsafe {
-            if (*this).cancelled {
+            if !(*this).state.begin_run() {
                 return Ok(());
             }
-            if self.is_shared() {
+            if !IS_TRACKED_AT_ONCE && self.is_shared() {
                 self.track();
             }
-            (*this).running += 1;
             if (*this).origin == Origin::Threadsafe {
                 run_lock::begin(self.as_ptr() as usize);
             }
@@ -436,7 +457,7 @@ impl HandleRef {
     unsafe fn end_run(this: *mut Handle) {
         // SAFETY: the GIL is held, and `this` is alive, which is the function's contract.
         unsafe {
-            (*this).running -= 1;
+            (*this).state.end_run();
             if (*this).origin == Origin::Threadsafe {
                 run_lock::end();
             }
@@ -446,20 +467,27 @@ impl HandleRef {
     /// The callback that `run` has called, even if it was cancelled meanwhile. To be asked before `finish_run`.
     pub(crate) fn callback(self, py: Python<'_>) -> Option<Bound<'_, PyAny>> {
         // SAFETY: the GIL is held (`py`), and a `HandleRef` refers to a live handle. No Python code runs here.
-        unsafe { (*self.content()).callback.bound(py) }
+        self.alone(py, || unsafe { (*self.content()).callback.bound(py) })
     }
 
     /// Drops callback and arguments if they were cancelled during `run`.
     #[inline]
-    pub(crate) fn finish_run(self, _py: Python<'_>) {
-        let this = self.content();
-        // SAFETY: the GIL is held, and the handle is alive (the caller owns a reference).
-        unsafe {
-            if (*this).cancelled && (*this).running == 0 {
-                let taken = (*this).take_call();
-                drop(taken);
-            }
+    pub(crate) fn finish_run(self, py: Python<'_>) {
+        if self.is_cancelled() {
+            self.drop_call_unless_running(py);
         }
+    }
+
+    /// Drops callback and arguments of a cancelled handle, unless a run uses them. May run Python code.
+    #[inline]
+    fn drop_call_unless_running(self, py: Python<'_>) {
+        let this = self.content();
+        // SAFETY: the GIL is held (`py`), and the handle is alive (the caller owns a reference). A cancelled handle that
+        // doesn't run won't, so nobody but this critical section uses what is taken.
+        let taken = self.alone(py, || unsafe {
+            (!(*this).state.is_running()).then(|| (*this).take_call())
+        });
+        drop(taken);
     }
 }
 

@@ -40,6 +40,7 @@
 //! | `slotted` | the base of classes whose objects have slots |
 //! | `names` | the names of Python attributes, made at import |
 //! | `objects` | creating Python objects and errors without panics |
+//! | `cell`, `lock` | state that one thread at a time touches |
 //! | `native_type` | types of the C API |
 //! | `thread_exit` | daemon threads at the end of the interpreter |
 //! | `reserve` | memory for bookkeeping when the system has none left |
@@ -50,6 +51,7 @@
 
 mod addresses;
 mod buffers;
+mod cell;
 mod collected;
 mod coroutine;
 mod datagram;
@@ -59,6 +61,8 @@ mod fields;
 mod files;
 mod handle;
 mod http;
+#[cfg(Py_GIL_DISABLED)]
+mod lock;
 mod loop_methods;
 mod metrics;
 mod names;
@@ -91,7 +95,7 @@ mod watching;
 
 use pyo3::prelude::*;
 
-#[pymodule(gil_used = true)]
+#[pymodule(gil_used = false)]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     names::make(module.py())?;
     support::check_interpreter(module.py())?;

@@ -5,11 +5,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use crate::cell::GilCell;
 use pyo3::prelude::*;
 use ringloop_reactor::ReactorCounters;
 use ringloop_reactor::clock::Ticks;
-
-use crate::support::GilCell;
 
 thread_local! {
     /// System calls that this thread made outside of the driver. Shared with the meter of the loop that it runs.
@@ -215,11 +214,9 @@ impl Meter {
         };
         let reactor = reactor.unwrap_or_else(|| *self.reactor.get(py));
         let idle_ns = self.idle.sum_ns(now_ns);
-        add(
-            &self.gil_ns,
-            self.ticks.to_ns(self.gil_ticks.swap(0, Relaxed)),
-        );
-        let gil_ns = self.gil_ns.load(Relaxed);
+        // Several threads may ask at once.
+        let more_ns = self.ticks.to_ns(self.gil_ticks.swap(0, Relaxed));
+        let gil_ns = self.gil_ns.fetch_add(more_ns, Relaxed) + more_ns;
         let ran_ns = self.ran_ns.load(Relaxed) + running_ns;
         let direct_calls = match &*self.thread_system_calls.get(py) {
             Some((count, before)) => count.load(Relaxed) - before,

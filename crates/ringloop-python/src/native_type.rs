@@ -14,7 +14,7 @@ use std::ffi::{CStr, c_int, c_void};
 use std::mem::offset_of;
 use std::ops::ControlFlow;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::Relaxed};
 
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -35,8 +35,9 @@ pub(crate) struct Table {
 
 /// The content of the objects of a native type.
 ///
-/// Only the holder of the GIL touches an object. Python code may come back to it, so that nobody holds a reference into
-/// a content while some may run; what is dropped from a content may run some.
+/// Only the holder of the GIL touches an object; without one, whoever is in a critical section of it, or has it alone, or
+/// as the type's own fields say. Python code may come back to it, so that nobody holds a reference into a content while
+/// some may run; what is dropped from a content may run some.
 ///
 /// # Safety
 /// `class` returns one static that is of no other type. The functions of `table` may be called by the interpreter, with
@@ -94,29 +95,35 @@ struct Object<T> {
 
 /// A type object, made once when the module is imported, and dead objects of it.
 pub(crate) struct Class {
-    object: Cell<*mut ffi::PyTypeObject>,
+    object: AtomicPtr<ffi::PyTypeObject>,
     /// Where the dead objects are listed; the list has room for `KEPT_MAX`. (A chain of them would have to be loaded one after
     /// the other.)
     kept: Cell<*mut *mut ffi::PyObject>,
     kept_len: Cell<usize>,
 }
 
-// SAFETY: only the functions of this module touch it, all of which ask for the GIL.
+// SAFETY: only the functions of this module touch it, all of which ask for the GIL. Without one, no dead objects are
+// kept.
 unsafe impl Sync for Class {}
 
 impl Class {
     pub(crate) const fn new() -> Self {
         Self {
-            object: Cell::new(ptr::null_mut()),
+            object: AtomicPtr::new(ptr::null_mut()),
             kept: Cell::new(ptr::null_mut()),
             kept_len: Cell::new(0),
         }
     }
 
+    #[inline]
+    fn get(&self) -> *mut ffi::PyTypeObject {
+        self.object.load(Relaxed)
+    }
+
     /// Whether this is the type.
     #[inline]
     pub(crate) fn is(&self, class: *mut ffi::PyTypeObject) -> bool {
-        self.object.get() == class
+        self.get() == class
     }
 }
 
@@ -134,6 +141,14 @@ pub(crate) fn is<T: Native>(object: &Bound<'_, PyAny>) -> bool {
     T::class().is(object.get_type_ptr())
 }
 
+/// Whether every object is tracked from the beginning. The collector of a free-threaded interpreter has no young objects
+/// that it would visit again and again, and tracking late would race with it.
+pub(crate) const IS_TRACKED_AT_ONCE: bool = cfg!(Py_GIL_DISABLED);
+
+/// Whether dead objects are kept for new ones. Without the GIL, the list would need a lock, which costs as much as it
+/// saves.
+const KEEPS_DEAD: bool = cfg!(not(Py_GIL_DISABLED));
+
 /// Makes an object, and tells the collector.
 #[inline]
 pub(crate) fn new<T: Native>(
@@ -145,7 +160,9 @@ pub(crate) fn new<T: Native>(
         let Some(object) = new_untracked(|content: *mut T| content.write(make())) else {
             return Err(PyErr::fetch(py));
         };
-        ffi::PyObject_GC_Track(object.as_ptr().cast());
+        if !IS_TRACKED_AT_ONCE {
+            ffi::PyObject_GC_Track(object.as_ptr().cast());
+        }
         Ok(Bound::from_owned_ptr(py, object.as_ptr()))
     }
 }
@@ -155,6 +172,8 @@ pub(crate) fn new<T: Native>(
 ///
 /// The collector doesn't count it. It starts a collection when a certain number of objects more were made than
 /// freed, and objects that are tracked late or never would have it look again and again at nothing.
+///
+/// Without the GIL the collector knows of it at once ([`IS_TRACKED_AT_ONCE`]).
 ///
 /// # Safety
 /// The GIL is held, and the module is imported, which makes the type. `write` leaves a complete content in the place that
@@ -169,6 +188,9 @@ pub(crate) unsafe fn new_untracked<T: Native>(
         let object = allocate::<T>()?;
         (*object.cast::<Head>().as_ptr()).weak_references = ptr::null_mut();
         write(content(object.as_ptr()));
+        if IS_TRACKED_AT_ONCE {
+            ffi::PyObject_GC_Track(object.as_ptr().cast());
+        }
         Some(object)
     }
 }
@@ -185,15 +207,16 @@ unsafe fn allocate<T: Native>() -> Option<NonNull<ffi::PyObject>> {
     // dead objects, whose first `kept_len` are of this type, and in nobody else's hands. A new block has room for the
     // header and the object. `PyObject_Init` sets type and count in either.
     unsafe {
-        if T::KEPT_MAX > 0
+        if KEEPS_DEAD
+            && T::KEPT_MAX > 0
             && let Some(last) = class.kept_len.get().checked_sub(1)
         {
             class.kept_len.set(last);
             let object = *class.kept.get().add(last);
-            return NonNull::new(ffi::PyObject_Init(object, class.object.get()));
+            return NonNull::new(ffi::PyObject_Init(object, class.get()));
         }
-        if !IS_HEADER_KNOWN.load(Relaxed) {
-            return allocate_by_interpreter(class.object.get());
+        if cfg!(Py_GIL_DISABLED) || !IS_HEADER_KNOWN.load(Relaxed) {
+            return allocate_by_interpreter(class.get());
         }
         let block = ffi::PyObject_Malloc(HEADER_SIZE + size_of::<Object<T>>()).cast::<u8>();
         if block.is_null() {
@@ -203,7 +226,7 @@ unsafe fn allocate<T: Native>() -> Option<NonNull<ffi::PyObject>> {
         block.write_bytes(0, HEADER_SIZE);
         NonNull::new(ffi::PyObject_Init(
             block.add(HEADER_SIZE).cast(),
-            class.object.get(),
+            class.get(),
         ))
     }
 }
@@ -214,13 +237,9 @@ unsafe fn allocate<T: Native>() -> Option<NonNull<ffi::PyObject>> {
 /// The GIL is held, and the type is a complete one that `make` has made.
 #[cold]
 unsafe fn allocate_by_interpreter(class: *mut ffi::PyTypeObject) -> Option<NonNull<ffi::PyObject>> {
-    // SAFETY: the GIL is held, and `class` is a complete type, which is the function's contract. `PyType_GenericAlloc`
-    // gives a tracked object or null.
-    unsafe {
-        let object = NonNull::new(ffi::PyType_GenericAlloc(class, 0))?;
-        ffi::PyObject_GC_UnTrack(object.as_ptr().cast());
-        Some(object)
-    }
+    // SAFETY: the GIL is held, and `class` is a complete type, which is the function's contract. `PyObject_GC_New` gives
+    // an untracked object or null.
+    unsafe { NonNull::new(ffi::PyObject_GC_New(class)) }
 }
 
 /// Frees the memory that `allocate` gave.
@@ -233,7 +252,7 @@ unsafe fn free(object: *mut ffi::PyObject) {
     // SAFETY: the GIL is held, and nobody uses the object, which `allocate` gave; that is the function's contract.
     // `IS_HEADER_KNOWN` doesn't change once objects are made, so the memory goes back to where it came from.
     unsafe {
-        if IS_HEADER_KNOWN.load(Relaxed) {
+        if cfg!(not(Py_GIL_DISABLED)) && IS_HEADER_KNOWN.load(Relaxed) {
             ffi::PyObject_Free(object.cast::<u8>().sub(HEADER_SIZE).cast());
         } else {
             ffi::PyObject_GC_Del(object.cast());
@@ -258,14 +277,30 @@ unsafe extern "C" fn dealloc<T: Native>(object: *mut ffi::PyObject) {
         }
         let class = T::class();
         let kept_len = class.kept_len.get();
-        if kept_len < T::KEPT_MAX {
+        if KEEPS_DEAD && kept_len < T::KEPT_MAX {
             class.kept.get().add(kept_len).write(object);
             class.kept_len.set(kept_len + 1);
         } else {
             free(object);
         }
-        ffi::Py_DECREF(class.object.get().cast());
+        release_class(class.get());
         end.finish();
+    }
+}
+
+/// Gives an object's reference to its type back.
+///
+/// Without the GIL, each thread counts its objects of a type by itself when they are made, and only the interpreter can
+/// take that back: we could only count down what all threads share, and they would wait for one another each time. So
+/// the count just grows there, for a type that lives for ever.
+///
+/// # Safety
+/// The GIL is held, and the reference is the caller's.
+#[inline]
+unsafe fn release_class(class: *mut ffi::PyTypeObject) {
+    if cfg!(not(Py_GIL_DISABLED)) {
+        // SAFETY: the GIL is held, and the reference is the caller's, which is the function's contract.
+        unsafe { ffi::Py_DECREF(class.cast()) };
     }
 }
 
@@ -303,16 +338,16 @@ pub(crate) fn add_to<T: Native>(module: &Bound<'_, PyModule>) -> PyResult<()> {
     static HEADER: PyOnceLock<()> = PyOnceLock::new();
     let py = module.py();
     let class = T::class();
-    if class.object.get().is_null() {
+    if class.get().is_null() {
         let object = make::<T>(py)?;
         // SAFETY: the GIL is held, and the type is complete. There are no objects of it yet.
         unsafe { HEADER.get_or_try_init(py, || learn_header(py, object))? };
         let room = vec![ptr::null_mut(); T::KEPT_MAX].leak();
         class.kept.set(room.as_mut_ptr());
-        class.object.set(object);
+        class.object.store(object, Relaxed);
     }
     // SAFETY: the GIL is held. The type is complete, and lives for ever.
-    let object = unsafe { Bound::from_borrowed_ptr(py, class.object.get().cast()) };
+    let object = unsafe { Bound::from_borrowed_ptr(py, class.get().cast()) };
     let name = T::NAME.to_string_lossy();
     let name = name.rsplit_once('.').map_or(&*name, |(_, name)| name);
     module.add(name, object)
@@ -592,7 +627,8 @@ unsafe fn learn_header(py: Python<'_>, class: *mut ffi::PyTypeObject) -> PyResul
         let size = size_of_object(&Bound::from_borrowed_ptr(py, object));
         let words = object.cast::<usize>();
         let is_known = size.as_ref().is_ok_and(|size| {
-            size.checked_sub((*class).tp_basicsize as usize) == Some(HEADER_SIZE)
+            cfg!(not(Py_GIL_DISABLED))
+                && size.checked_sub((*class).tp_basicsize as usize) == Some(HEADER_SIZE)
         }) && *words.sub(1) == 0
             && *words.sub(2) == 0;
         ffi::PyObject_GC_Del(object.cast());

@@ -98,6 +98,34 @@ pub(crate) fn dict(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     unsafe { owned(py, ffi::PyDict_New()) }
 }
 
+/// The item of a dictionary; None if there is none.
+///
+/// # Safety
+/// The GIL is held, and both are alive; `dict` is a dictionary.
+#[inline]
+pub(crate) unsafe fn dict_item(
+    py: Python<'_>,
+    dict: *mut ffi::PyObject,
+    key: *mut ffi::PyObject,
+) -> PyResult<Option<Bound<'_, PyAny>>> {
+    // SAFETY: the GIL is held, and both are alive, which is the function's contract. With the GIL the item is borrowed from
+    // the dictionary; without it, another thread could take that away, so the reference is a new one.
+    unsafe {
+        #[cfg(not(Py_GIL_DISABLED))]
+        let found = Bound::from_borrowed_ptr_or_opt(py, ffi::PyDict_GetItemWithError(dict, key));
+        #[cfg(Py_GIL_DISABLED)]
+        let found = {
+            let mut item = std::ptr::null_mut();
+            ffi::PyDict_GetItemRef(dict, key, &raw mut item);
+            Bound::from_owned_ptr_or_opt(py, item)
+        };
+        match found {
+            None if !ffi::PyErr_Occurred().is_null() => Err(PyErr::fetch(py)),
+            found => Ok(found),
+        }
+    }
+}
+
 pub(crate) fn tuple<'py, const N: usize>(
     py: Python<'py>,
     items: [Bound<'py, PyAny>; N],

@@ -6,7 +6,7 @@
 
 #![allow(unsafe_code)]
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use pyo3::exceptions::PyAssertionError;
 use pyo3::ffi;
@@ -19,8 +19,11 @@ use crate::objects::{self, New};
 /// The version of a class, which changes with it; 0 while it has none.
 #[inline]
 fn version_of(class: &Bound<'_, PyType>) -> u32 {
-    // SAFETY: the GIL is held and the class is alive.
-    unsafe { (*class.as_type_ptr()).tp_version_tag }
+    // SAFETY: the GIL is held and the class is alive. Without the GIL, the interpreter writes the field atomically.
+    unsafe {
+        let version = &raw mut (*class.as_type_ptr()).tp_version_tag;
+        AtomicU32::from_ptr(version).load(Relaxed)
+    }
 }
 
 /// The findings about a class.

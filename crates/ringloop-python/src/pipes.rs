@@ -21,6 +21,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyType};
 
 use crate::buffers::{self, Chunk, View};
+use crate::cell::GilCell;
 use crate::event_loop::Loop;
 use crate::fields::{Attribute, Fields, attribute};
 use crate::names::intern;
@@ -28,7 +29,7 @@ use crate::native_type::{add_method, call_replaced, method, method_with_argument
 use crate::objects::{self, New};
 use crate::socket_object;
 use crate::stream_reader;
-use crate::support::{self, GilCell, call_method1, guard};
+use crate::support::{self, call_method1, guard};
 
 // asyncio's attributes of a pipe transport.
 static BUFFER: Attribute = attribute!("_buffer");

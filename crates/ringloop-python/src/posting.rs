@@ -14,6 +14,8 @@
 //!   it doesn't help, and no thread does it twice before the loop has gone on.
 //!
 //! So nobody sleeps while the loop doesn't run, nor while a callback takes long without the GIL.
+//!
+//! On a free-threaded interpreter the loop needs nobody's leave to run, and threads post as fast as they can.
 
 use std::cell::Cell;
 use std::hint;

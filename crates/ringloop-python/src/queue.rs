@@ -15,6 +15,7 @@ use ringloop_reactor::timers::{TimerKey, Timers};
 
 use crate::handle::HandleRef;
 use crate::names::intern;
+use crate::native_type::IS_TRACKED_AT_ONCE;
 use crate::objects;
 
 /// An entry that a turn runs, in order of arrival.
@@ -235,7 +236,9 @@ impl Queue {
         handle: HandleRef,
         deadline_ns: u64,
     ) -> PyResult<()> {
-        self.track_newest_timer();
+        if !IS_TRACKED_AT_ONCE {
+            self.track_newest_timer();
+        }
         if self.timers.try_reserve().is_err() {
             return Err(objects::error::<PyMemoryError>(py, ""));
         }
@@ -243,7 +246,9 @@ impl Queue {
             .timers
             .insert(deadline_ns, Ready::Handle(handle.retain(py)));
         handle.set_timer(Some(key));
-        self.newest_timer = Some(key);
+        if !IS_TRACKED_AT_ONCE {
+            self.newest_timer = Some(key);
+        }
         Ok(())
     }
 

@@ -55,10 +55,10 @@ use pyo3::types::PyBytes;
 use pyo3::{PyTraverseError, PyVisit};
 
 use crate::buffers::{Gathered, Received};
+use crate::cell::GilCell;
 use crate::event_loop::Loop;
 use crate::stream_reader;
 use crate::streams;
-use crate::support::GilCell;
 
 /// A native class that is a protocol, or the base of one; see the module's documentation.
 pub(crate) trait Receiver: PyTypeInfo {

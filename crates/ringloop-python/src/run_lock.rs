@@ -1,11 +1,14 @@
 //! The equivalent of the lock in asyncio's `_ThreadSafeHandle` (Python 3.14): a thread that cancels a handle of
 //! `call_soon_threadsafe`, or asks whether it was cancelled, waits until a run in progress has ended.
 //!
-//! The GIL guards the handle's fields, so only the waiting is here. Handles have no lock of their own. While nobody
-//! waits, the only cost is to note which thread runs which handle.
+//! Only the waiting is here: the handle itself knows whether it runs. While nobody waits, the only cost is to note which
+//! thread runs which handle.
 
 use std::cell::RefCell;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicBool,
+    Ordering::{Relaxed, SeqCst},
+};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Thread};
 use std::time::Duration;
@@ -17,8 +20,9 @@ use pyo3::prelude::*;
 static IN_USE: AtomicBool = AtomicBool::new(false);
 /// Whether `WAITING` has any.
 static SOME_WAIT: AtomicBool = AtomicBool::new(false);
-/// Threads that wait for the end of a run, to be unparked. A lock that is held only with the GIL, and never while that
-/// is released: so `os.fork`, which holds the GIL too, finds it free, and no child inherits it locked.
+/// Threads that wait for the end of a run, to be unparked. A lock that is held only by attached threads, which don't
+/// detach meanwhile: so `os.fork`, which has the GIL or stops all such threads, finds it free, and no child inherits it
+/// locked.
 static WAITING: Mutex<Vec<Thread>> = Mutex::new(Vec::new());
 /// How long a wait goes on without a look at signals: asyncio's can be interrupted.
 const WAIT_MAX: Duration = Duration::from_millis(50);
@@ -48,7 +52,8 @@ pub(crate) fn begin(handle: usize) {
 pub(crate) fn end() {
     if IN_USE.load(Relaxed) {
         OWN_RUNS.with_borrow_mut(Vec::pop);
-        if SOME_WAIT.load(Relaxed) {
+        // Without the GIL, a thread that waits sets this before it looks whether the handle runs, for the last time.
+        if SOME_WAIT.load(SeqCst) {
             wake_all();
         }
     }
@@ -66,8 +71,10 @@ pub(crate) fn wait_for_end(
     while is_running() {
         // Before the GIL is released, so that the end of this run unparks.
         waiting().push(thread::current());
-        SOME_WAIT.store(true, Relaxed);
-        py.detach(|| thread::park_timeout(WAIT_MAX));
+        SOME_WAIT.store(true, SeqCst);
+        if cfg!(not(Py_GIL_DISABLED)) || is_running() {
+            py.detach(|| thread::park_timeout(WAIT_MAX));
+        }
         let own = thread::current().id();
         waiting().retain(|thread| thread.id() != own);
         py.check_signals()?;
@@ -78,7 +85,7 @@ pub(crate) fn wait_for_end(
 /// Each thread checks whether its run has ended. After a fork some may be the parent's threads, which is harmless.
 #[cold]
 fn wake_all() {
-    SOME_WAIT.store(false, Relaxed);
+    SOME_WAIT.store(false, SeqCst);
     for thread in waiting().drain(..) {
         thread.unpark();
     }

@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use ringloop_reactor::clock;
 
 use crate::event_loop::Loop;
-use crate::handle::{self, Call, Deadline, HandleRef};
+use crate::handle::{self, Call, Deadline, HandleRef, Origin};
 use crate::objects::{self, New};
 use crate::support::{self, guard_scheduling};
 use crate::thread_exit::SleepsAtExit;
@@ -61,7 +61,7 @@ pub(crate) unsafe fn schedule_soon<'py>(
     py: Python<'py>,
     this: *mut ffi::PyObject,
     call: &Call<'_>,
-    debug_helper: &str,
+    origin: Origin,
 ) -> PyResult<Bound<'py, PyAny>> {
     // SAFETY: the GIL is held, `this` is a live `Loop`, and `call` holds live objects, which is the function's
     // contract. The reference that `HandleRef::new` gives becomes the result's.
@@ -70,9 +70,13 @@ pub(crate) unsafe fn schedule_soon<'py>(
         let owner = object.cast_unchecked::<Loop>().get();
         owner.check_closed(py)?;
         if owner.is_debug() {
-            return schedule_in_debug_mode(py, debug_helper, this, None, call);
+            let helper = match origin {
+                Origin::Threadsafe => "call_soon_threadsafe_debug",
+                _ => "call_soon_debug",
+            };
+            return schedule_in_debug_mode(py, helper, this, None, call);
         }
-        let Some(handle) = HandleRef::new(call, this, None) else {
+        let Some(handle) = HandleRef::new(call, this, None, origin) else {
             return Err(PyErr::fetch(py));
         };
         let bound = Bound::from_owned_ptr(py, handle.as_ptr());
@@ -101,7 +105,7 @@ pub(crate) unsafe fn schedule_at<'py>(
         if owner.is_debug() {
             return schedule_in_debug_mode(py, "call_at_debug", this, Some(when), call);
         }
-        let Some(handle) = HandleRef::new(call, this, Some(when)) else {
+        let Some(handle) = HandleRef::new(call, this, Some(when), Origin::Usual) else {
             return Err(PyErr::fetch(py));
         };
         let bound = Bound::from_owned_ptr(py, handle.as_ptr());
@@ -126,11 +130,8 @@ pub(crate) unsafe fn schedule_threadsafe<'py>(
     // SAFETY: the GIL is held, `this` is a live `Loop`, and `call` holds live objects, which is the function's
     // contract, and all that `schedule_soon` requires.
     unsafe {
-        let handle = schedule_soon(py, this, call, "call_soon_threadsafe_debug")?;
+        let handle = schedule_soon(py, this, call, Origin::Threadsafe)?;
         let object = Bound::from_borrowed_ptr(py, this);
-        if let Some(native) = HandleRef::from_object(&handle) {
-            native.set_threadsafe();
-        }
         object.cast_unchecked::<Loop>().get().posted(py);
         Ok(handle)
     }
@@ -143,7 +144,8 @@ pub(crate) fn handle_in_table<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = event_loop.py();
     // SAFETY: the GIL is held, and `event_loop` is a live instance of `Loop`; a `Call` has live objects.
-    let Some(handle) = (unsafe { HandleRef::new(call, event_loop.as_ptr(), None) }) else {
+    let Some(handle) = (unsafe { HandleRef::new(call, event_loop.as_ptr(), None, Origin::Usual) })
+    else {
         return Err(PyErr::fetch(py));
     };
     handle.track();

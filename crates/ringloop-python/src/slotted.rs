@@ -7,7 +7,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::Relaxed};
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
@@ -22,7 +22,7 @@ use crate::objects;
 struct Slotted {
     ob_base: ffi::PyObject,
     /// Somebody may have put an attribute into the dictionary.
-    is_changed: bool,
+    is_changed: AtomicBool,
 }
 
 /// How many classes are derived from `Slotted`. Each lookup of an attribute compares with all of them.
@@ -46,10 +46,36 @@ struct MemberDescriptor {
 // Of CPython's C API (Include/cpython/object.h), in every version; PyO3 doesn't declare it.
 unsafe extern "C" {
     /// The attribute of this name that a class or its bases have: borrowed, or null without an exception.
+    #[cfg(not(Py_GIL_DISABLED))]
     fn _PyType_Lookup(
         class: *mut ffi::PyTypeObject,
         name: *mut ffi::PyObject,
     ) -> *mut ffi::PyObject;
+
+    /// The same as a new reference, in every version that may have no GIL: another thread could change the class.
+    #[cfg(Py_GIL_DISABLED)]
+    fn _PyType_LookupRef(
+        class: *mut ffi::PyTypeObject,
+        name: *mut ffi::PyObject,
+    ) -> *mut ffi::PyObject;
+}
+
+/// Whether an object's class has a data descriptor of this name.
+///
+/// # Safety
+/// The GIL is held, `object` is alive, and `name` is a live string.
+unsafe fn has_descriptor(object: *mut ffi::PyObject, name: *mut ffi::PyObject) -> bool {
+    // SAFETY: the GIL is held, and both are alive, which is the function's contract.
+    unsafe {
+        #[cfg(not(Py_GIL_DISABLED))]
+        let found = _PyType_Lookup(ffi::Py_TYPE(object), name);
+        #[cfg(Py_GIL_DISABLED)]
+        let found = _PyType_LookupRef(ffi::Py_TYPE(object), name);
+        let has_it = !found.is_null() && (*ffi::Py_TYPE(found)).tp_descr_set.is_some();
+        #[cfg(Py_GIL_DISABLED)]
+        ffi::Py_XDECREF(found);
+        has_it
+    }
 }
 
 /// Makes the classes known that are derived from `Slotted`: all of them, in one call.
@@ -67,7 +93,11 @@ pub(crate) fn is_changed(object: &Bound<'_, PyAny>) -> Option<bool> {
         return None;
     }
     // SAFETY: the GIL is held; the object's class is derived from `Slotted`.
-    Some(unsafe { (*object.as_ptr().cast::<Slotted>()).is_changed })
+    Some(unsafe {
+        (*object.as_ptr().cast::<Slotted>())
+            .is_changed
+            .load(Relaxed)
+    })
 }
 
 /// Where the objects of a class have the slot of this name.
@@ -100,12 +130,9 @@ unsafe extern "C" fn set_attribute(
 ) -> c_int {
     // SAFETY: called by the interpreter, with the GIL, for a live object of a class that is derived from `Slotted`.
     unsafe {
-        let is_slot = ffi::PyUnicode_Check(name) != 0 && {
-            let found = _PyType_Lookup(ffi::Py_TYPE(object), name);
-            !found.is_null() && (*ffi::Py_TYPE(found)).tp_descr_set.is_some()
-        };
+        let is_slot = ffi::PyUnicode_Check(name) != 0 && has_descriptor(object, name);
         if !is_slot {
-            (*object.cast::<Slotted>()).is_changed = true;
+            (*object.cast::<Slotted>()).is_changed.store(true, Relaxed);
         }
         ffi::PyObject_GenericSetAttr(object, name, value)
     }
@@ -118,7 +145,7 @@ unsafe extern "C" fn get_dict(
     // SAFETY: called by the interpreter, with the GIL, as the getter of `__dict__`, for a live object of a class that
     // is derived from `Slotted`.
     unsafe {
-        (*object.cast::<Slotted>()).is_changed = true;
+        (*object.cast::<Slotted>()).is_changed.store(true, Relaxed);
         ffi::PyObject_GenericGetDict(object, context)
     }
 }
@@ -131,7 +158,7 @@ unsafe extern "C" fn set_dict(
     // SAFETY: called by the interpreter, with the GIL, as the setter of `__dict__`, for a live object of a class that
     // is derived from `Slotted`.
     unsafe {
-        (*object.cast::<Slotted>()).is_changed = true;
+        (*object.cast::<Slotted>()).is_changed.store(true, Relaxed);
         ffi::PyObject_GenericSetDict(object, value, context)
     }
 }

@@ -8,10 +8,10 @@ use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use ringloop_reactor::clock;
 
+use crate::cell::GilCell;
 use crate::metrics::Meter;
 use crate::names::intern;
 use crate::queue::{Queue, Ready};
-use crate::support::GilCell;
 
 /// After `SHORT_IN_A_ROW` readings in a row with fewer ticks than this between them, the counter is read half as often.
 /// A tick is 0.1 to 1 ns long.

@@ -14,6 +14,7 @@ use pyo3::exceptions::{PyAssertionError, PyAttributeError, PyNotImplementedError
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
+use pyo3::sync::critical_section::with_critical_section;
 use pyo3::types::{
     PyBool, PyByteArray, PyBytes, PyInt, PyString, PyType, PyWeakrefMethods, PyWeakrefReference,
 };
@@ -156,14 +157,45 @@ fn put_back<'py>(fields: &Fields<'_, 'py>, bytes: &Bound<'py, PyAny>) -> PyResul
     }
 }
 
+/// Runs `body`, which runs no Python code, with what is in a bytearray, which doesn't change meanwhile.
+#[inline]
+pub(crate) fn with_bytes<R>(buffer: &Bound<'_, PyByteArray>, body: impl FnOnce(&[u8]) -> R) -> R {
+    // SAFETY: the GIL is held, and no Python code runs while the slice is used. Without the GIL, whoever changes a
+    // bytearray is in a critical section of it.
+    with_critical_section(buffer, || body(unsafe { buffer.as_bytes() }))
+}
+
+/// The object in whose critical section a reader, its waiter and the calls that read are used: the loop of the reader. It
+/// is the reader itself where the user has given it none.
+pub(crate) fn section<'py>(
+    fields: &Fields<'_, 'py>,
+    reader: &Bound<'py, PyAny>,
+) -> PyResult<Bound<'py, PyAny>> {
+    Ok(fields.own(&LOOP)?.unwrap_or_else(|| reader.clone()))
+}
+
+/// Runs `body` in this critical section.
+#[inline]
+pub(crate) fn in_section<'py, R>(
+    fields: &Fields<'_, 'py>,
+    reader: &Bound<'py, PyAny>,
+    body: impl FnOnce() -> PyResult<R>,
+) -> PyResult<R> {
+    if cfg!(not(Py_GIL_DISABLED)) {
+        return body();
+    }
+    with_critical_section(&section(fields, reader)?, body)
+}
+
 /// Takes the first bytes out of a buffer.
 pub(crate) fn take<'py>(
     buffer: &Bound<'py, PyByteArray>,
     count: usize,
 ) -> PyResult<Bound<'py, PyBytes>> {
     let py = buffer.py();
-    // SAFETY: the GIL is held, the array is at least this long, and no Python code runs while its bytes are copied.
-    unsafe {
+    // SAFETY: the GIL is held, the array is at least this long, and no Python code runs while its bytes are copied. Without
+    // the GIL, whoever changes a bytearray is in a critical section of it; one that has become shorter is a panic.
+    with_critical_section(buffer, || unsafe {
         let first = objects::bytes(py, &buffer.as_bytes()[..count])?;
         let status = if count == buffer.len() {
             ffi::PyByteArray_Resize(buffer.as_ptr(), 0)
@@ -174,7 +206,7 @@ pub(crate) fn take<'py>(
             0 => Ok(first),
             _ => Err(PyErr::fetch(py)),
         }
-    }
+    })
 }
 
 /// Sets the waiter of a reader to None, as far as everybody else sees.
@@ -211,27 +243,29 @@ fn shown(reader: *mut ffi::PyObject, which: Shown) -> *mut ffi::PyObject {
         // SAFETY: called by the interpreter, with the GIL, for a live reader of our class.
         let reader = unsafe { Bound::from_borrowed_ptr(py, reader) };
         let fields = Fields::of(&reader);
-        let waiter = fields.own(&WAITER)?;
-        let (name, found) = match which {
-            Shown::Buffer => {
-                if let Some(waiter) = &waiter {
-                    settle(&fields, waiter)?;
-                    waiter::want_other(waiter);
-                }
-                ("_buffer", fields.own(&BUFFER)?)
-            }
-            Shown::Waiter => {
-                let shown = waiter.map(|waiter| {
-                    if waiter::is_listed(&waiter) {
-                        waiter
-                    } else {
-                        py.None().into_bound(py)
+        in_section(&fields, &reader, || {
+            let waiter = fields.own(&WAITER)?;
+            let (name, found) = match which {
+                Shown::Buffer => {
+                    if let Some(waiter) = &waiter {
+                        settle(&fields, waiter)?;
+                        waiter::want_other(waiter);
                     }
-                });
-                ("_waiter", shown)
-            }
-        };
-        found.ok_or_else(|| missing(py, name))
+                    ("_buffer", fields.own(&BUFFER)?)
+                }
+                Shown::Waiter => {
+                    let shown = waiter.map(|waiter| {
+                        if waiter::is_listed(&waiter) {
+                            waiter
+                        } else {
+                            py.None().into_bound(py)
+                        }
+                    });
+                    ("_waiter", shown)
+                }
+            };
+            found.ok_or_else(|| missing(py, name))
+        })
     })
 }
 
@@ -246,28 +280,30 @@ fn set_shown(reader: *mut ffi::PyObject, value: *mut ffi::PyObject, which: Shown
             )
         };
         let fields = Fields::of(&reader);
-        let (attribute, name) = match which {
-            Shown::Buffer => (&BUFFER, "_buffer"),
-            Shown::Waiter => (&WAITER, "_waiter"),
-        };
-        let waiter = fields.own(&WAITER)?;
-        if let Some(waiter) = waiter {
-            if matches!(which, Shown::Buffer) {
-                drop(waiter::take_bytes(&waiter));
-                waiter::want_other(&waiter);
-            } else if value.as_ref().is_some_and(Bound::is_none) {
-                unlist_waiter(&fields, &waiter)?;
-                return Ok(waiter);
-            } else {
-                settle(&fields, &waiter)?;
+        in_section(&fields, &reader, || {
+            let (attribute, name) = match which {
+                Shown::Buffer => (&BUFFER, "_buffer"),
+                Shown::Waiter => (&WAITER, "_waiter"),
+            };
+            let waiter = fields.own(&WAITER)?;
+            if let Some(waiter) = waiter {
+                if matches!(which, Shown::Buffer) {
+                    drop(waiter::take_bytes(&waiter));
+                    waiter::want_other(&waiter);
+                } else if value.as_ref().is_some_and(Bound::is_none) {
+                    unlist_waiter(&fields, &waiter)?;
+                    return Ok(waiter);
+                } else {
+                    settle(&fields, &waiter)?;
+                }
             }
-        }
-        match value {
-            Some(value) => fields.set(attribute, &value)?,
-            None if fields.delete(attribute)? => {}
-            None => return Err(missing(py, name)),
-        }
-        Ok(reader)
+            match value {
+                Some(value) => fields.set(attribute, &value)?,
+                None if fields.delete(attribute)? => {}
+                None => return Err(missing(py, name)),
+            }
+            Ok(reader.clone())
+        })
     });
     if done.is_null() {
         return -1;
@@ -352,10 +388,10 @@ pub(crate) fn room(protocol: &Bound<'_, PyAny>) -> PyResult<usize> {
 
 /// Delivers `bytes` (not empty) as `protocol.data_received` would. `object` is what they are in, if they need not be
 /// copied.
-pub(crate) fn feed(
-    protocol: &Bound<'_, PyAny>,
+pub(crate) fn feed<'py>(
+    protocol: &Bound<'py, PyAny>,
     bytes: &[u8],
-    object: Option<&Bound<'_, PyBytes>>,
+    object: Option<&Bound<'py, PyBytes>>,
 ) -> PyResult<()> {
     static READER: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     let py = protocol.py();
@@ -374,9 +410,34 @@ pub(crate) fn feed(
         return receive();
     }
     let fields = Fields::of(&reader);
+    in_section(&fields, &reader, || {
+        feed_reader(
+            protocol,
+            &protocol_fields,
+            class,
+            &fields,
+            bytes,
+            object,
+            receive,
+        )
+    })
+}
+
+/// The same to a reader whose class is known, in its critical section.
+#[inline]
+fn feed_reader<'py>(
+    protocol: &Bound<'py, PyAny>,
+    protocol_fields: &Fields<'_, 'py>,
+    class: &Bound<'py, PyType>,
+    fields: &Fields<'_, 'py>,
+    bytes: &[u8],
+    object: Option<&Bound<'py, PyBytes>>,
+    receive: impl FnOnce() -> PyResult<()>,
+) -> PyResult<()> {
+    let py = protocol.py();
     let plain = has_own_feed_data(class)?
         && PROTOCOL_METHODS.are_in_place(protocol_class(py)?)?
-        && !is_replaced(&fields, intern!(py, "feed_data"))?
+        && !is_replaced(fields, intern!(py, "feed_data"))?
         && protocol_fields
             .find(intern!(py, "data_received"))?
             .is_none();
@@ -387,7 +448,7 @@ pub(crate) fn feed(
     if waiter::is_one(&waiter) && waiter::wake_with(&waiter, bytes, object)? {
         return Ok(());
     }
-    let (Some(buffer), Some(limit)) = (buffer_of(&fields, &waiter)?, limit_of(&fields)?) else {
+    let (Some(buffer), Some(limit)) = (buffer_of(fields, &waiter)?, limit_of(fields)?) else {
         return receive();
     };
     if fields.is(&EOF)? && support::has_assertions(py)? {
@@ -398,7 +459,7 @@ pub(crate) fn feed(
     }
     let len = append(&buffer, bytes)?;
     if waiter::is_listed(&waiter) {
-        unlist_waiter(&fields, &waiter)?;
+        unlist_waiter(fields, &waiter)?;
         if waiter::is_one(&waiter) {
             waiter::wake(&waiter)?;
         } else if !support::ask(&waiter, intern!(py, "cancelled"))? {
@@ -432,17 +493,20 @@ static PROTOCOL_METHODS: Originals<1> = Originals::new("asyncio.streams", ["data
 
 /// `buffer.extend(bytes)`; returns the length.
 fn append(buffer: &Bound<'_, PyByteArray>, bytes: &[u8]) -> PyResult<usize> {
-    let len = buffer.len();
-    buffer.resize(len + bytes.len())?;
-    // SAFETY: the GIL is held, the array was just made this long, and no Python code runs while the slice is used.
-    unsafe {
-        std::ptr::copy_nonoverlapping(
-            bytes.as_ptr(),
-            ffi::PyByteArray_AS_STRING(buffer.as_ptr())
-                .cast::<u8>()
-                .add(len),
-            bytes.len(),
-        );
-    }
-    Ok(len + bytes.len())
+    with_critical_section(buffer, || {
+        let len = buffer.len();
+        buffer.resize(len + bytes.len())?;
+        // SAFETY: the GIL is held, the array was just made this long, and no Python code runs while the slice is used.
+        // Without the GIL, whoever changes a bytearray is in a critical section of it.
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                bytes.as_ptr(),
+                ffi::PyByteArray_AS_STRING(buffer.as_ptr())
+                    .cast::<u8>()
+                    .add(len),
+                bytes.len(),
+            );
+        }
+        Ok(len + bytes.len())
+    })
 }

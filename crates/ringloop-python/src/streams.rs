@@ -15,10 +15,12 @@ use std::ffi::{CStr, c_void};
 use std::ptr;
 use std::sync::atomic::Ordering::Relaxed;
 
+use pyo3::Borrowed;
 use pyo3::exceptions::PyValueError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
+use pyo3::sync::critical_section::with_critical_section;
 use pyo3::types::{PyByteArray, PyBytes, PyTuple, PyType};
 
 use crate::collected::Collected;
@@ -35,7 +37,7 @@ use crate::slotted;
 use crate::stream_reader::{
     self, BUFFER, EOF, EXCEPTION, LIMIT, LOOP, PAUSED, REFERENCE, TRANSPORT, WAITER, take,
 };
-use crate::support::{self, guard};
+use crate::support::{self, guard, guard_in};
 use crate::waiter::{self, Wanted};
 
 /// The method that was called.
@@ -89,8 +91,20 @@ struct StreamCall {
     phase: Phase,
     inner_role: Inner,
     has_waited: bool,
+    /// The loop, or for lack of one the stream: the object in whose critical section the call is used. It never changes.
+    #[cfg(Py_GIL_DISABLED)]
+    section: Owned,
 }
 
+#[cfg(Py_GIL_DISABLED)]
+references! {
+    StreamCall {
+        keeps { section }
+        takes { inner, future, argument, stream }
+    }
+}
+
+#[cfg(not(Py_GIL_DISABLED))]
 references! {
     StreamCall {
         keeps {}
@@ -151,6 +165,15 @@ unsafe fn new_call(
     argument: *mut ffi::PyObject,
     count: usize,
 ) -> PyResult<Bound<'_, PyAny>> {
+    #[cfg(Py_GIL_DISABLED)]
+    let section = {
+        // SAFETY: the GIL is held, and `stream` is alive, which is the function's contract.
+        let stream = unsafe { Bound::from_borrowed_ptr(py, stream) };
+        match kind {
+            Kind::Drain => stream,
+            _ => stream_reader::section(&Fields::of(&stream), &stream)?,
+        }
+    };
     native_type::new(py, || {
         // SAFETY: the GIL is held, `stream` is alive, and `argument` is null or alive, which is the function's contract.
         let (stream, argument) = unsafe {
@@ -168,6 +191,8 @@ unsafe fn new_call(
             phase: Phase::Created,
             inner_role: Inner::TakesOver,
             has_waited: false,
+            #[cfg(Py_GIL_DISABLED)]
+            section: section.into(),
         }
     })
 }
@@ -337,9 +362,12 @@ unsafe extern "C" fn feed_data(
         {
             let reader = Bound::from_borrowed_ptr(py, reader);
             let fields = Fields::of(&reader);
-            let waiter = fields.get(&WAITER)?;
-            if waiter::is_one(&waiter) && waiter::wake_with(&waiter, bytes.as_bytes(), Some(bytes))?
-            {
+            let is_woken = stream_reader::in_section(&fields, &reader, || {
+                let waiter = fields.get(&WAITER)?;
+                Ok(waiter::is_one(&waiter)
+                    && waiter::wake_with(&waiter, bytes.as_bytes(), Some(bytes))?)
+            })?;
+            if is_woken {
                 return Ok(py.None().into_bound(py));
             }
         }
@@ -415,8 +443,7 @@ fn too_long<'py>(
     if kind != Kind::ReadLine {
         return Ok(overrun);
     }
-    // SAFETY: the GIL is held, and no Python code runs while the slice is used.
-    let ends_there = unsafe { buffer.as_bytes() }.get(consumed) == Some(&b'\n');
+    let ends_there = stream_reader::with_bytes(buffer, |bytes| bytes.get(consumed) == Some(&b'\n'));
     let line = if ends_there {
         consumed + 1
     } else {
@@ -579,9 +606,8 @@ unsafe fn go_on(py: Python<'_>, this: *mut StreamCall) -> PyResult<Progress<'_>>
             };
             let len = buffer.len();
             if len >= offset + separator.len() {
-                // SAFETY: the GIL is held, and no Python code runs during the search.
-                let found = find(unsafe { buffer.as_bytes() }, separator, offset);
-                match found {
+                let search = |bytes: &[u8]| find(bytes, separator, offset);
+                match stream_reader::with_bytes(buffer, search) {
                     Some(start) if start <= limit => {
                         let line = take(buffer, start + separator.len())?;
                         return taken(&stream, &fields, line);
@@ -670,7 +696,7 @@ unsafe fn collect(py: Python<'_>, this: *mut StreamCall, bytes: &Bound<'_, PyAny
 
 /// Where the separator begins in the bytes, from `offset` on.
 fn find(bytes: &[u8], separator: &[u8], offset: usize) -> Option<usize> {
-    let rest = &bytes[offset..];
+    let rest = bytes.get(offset..)?;
     // SAFETY: both functions read within the lengths.
     unsafe {
         let found = match *separator {
@@ -908,6 +934,12 @@ fn close(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
 }
 
 impl Coroutine for StreamCall {
+    #[cfg(Py_GIL_DISABLED)]
+    fn section(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
+        // SAFETY: called with the GIL for a live object of our type. The field never changes.
+        unsafe { (*content::<Self>(object)).section.as_ptr() }
+    }
+
     fn phase(object: *mut ffi::PyObject) -> Phase {
         // SAFETY: called with the GIL for a live object of our type.
         unsafe { (*content::<Self>(object)).phase }
@@ -952,14 +984,14 @@ impl Coroutine for StreamCall {
 
 /// The object that is awaited, for those who follow a chain of coroutines.
 unsafe extern "C" fn cr_await(object: *mut ffi::PyObject, _: *mut c_void) -> *mut ffi::PyObject {
-    // SAFETY: called with the GIL for a live object of our type.
-    unsafe {
-        let this = content::<StreamCall>(object);
-        let awaited = [&(*this).inner, &(*this).future]
-            .into_iter()
-            .find_map(|it| it.as_ref().map(|it| it.as_ptr()));
-        ffi::Py_NewRef(awaited.unwrap_or_else(|| ffi::Py_None()))
-    }
+    guard_in(StreamCall::section(object), |py| {
+        // SAFETY: called with the GIL for a live object of our type.
+        let awaited = unsafe {
+            let this = content::<StreamCall>(object);
+            (*this).inner.bound(py).or_else(|| (*this).future.bound(py))
+        };
+        Ok(awaited.unwrap_or_else(|| py.None().into_bound(py)))
+    })
 }
 
 /// Whether the collector has cleared the reader, which is garbage with its call then.
@@ -987,11 +1019,12 @@ unsafe fn abandon(object: *mut ffi::PyObject) {
             Phase::Waiting if (*this).future.is_some() => {
                 let pending = PendingException::take();
                 support::attached(|py| {
-                    let ended = match is_emptied(py, this) {
+                    let section = Borrowed::from_ptr(py, StreamCall::section(object));
+                    let ended = with_critical_section(&section, || match is_emptied(py, this) {
                         Ok(true) => Ok(()),
                         Ok(false) => end_wait(py, this),
                         Err(error) => Err(error),
-                    };
+                    });
                     if let Err(error) = ended {
                         error.write_unraisable(py, None);
                     }

@@ -1,19 +1,20 @@
-//! Helpers that the other modules share: state guarded by the GIL, the boundary between C and Rust, errors, and the
-//! Python objects that are looked up once.
+//! Helpers that the other modules share: the boundary between C and Rust, errors, and the Python objects that are looked
+//! up once.
 
 #![allow(unsafe_code)]
 
 use std::any::Any;
-use std::cell::{Ref, RefCell, RefMut};
 use std::collections::VecDeque;
 use std::io;
 use std::mem::MaybeUninit;
+use std::num::NonZeroUsize;
 use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 
 use crate::names::intern;
 use crate::objects::{self, New};
+use pyo3::Borrowed;
 use pyo3::exceptions::{
     PyBaseException, PyImportError, PyKeyboardInterrupt, PyOSError, PyRuntimeError, PySystemError,
     PySystemExit, PyTypeError, PyValueError,
@@ -21,44 +22,9 @@ use pyo3::exceptions::{
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
+use pyo3::sync::critical_section::with_critical_section;
 use pyo3::types::{PyString, PyTuple, PyType};
 use ringloop_driver::Refused;
-
-/// State that only the holder of the GIL touches. A borrow must end before any Python code can run, since that code
-/// may come back; coming back anyway is a panic, which reaches Python as an exception, and never a data race.
-#[derive(Default)]
-pub(crate) struct GilCell<T>(RefCell<T>);
-
-// SAFETY: every access needs a `Python` token, so at most one thread is inside at a time: the module declares that it
-// needs the GIL (lib.rs), is not built for an interpreter without one (build.rs), and not imported there
-// (_platform.py).
-unsafe impl<T: Send> Sync for GilCell<T> {}
-
-impl<T> GilCell<T> {
-    pub(crate) const fn new(value: T) -> Self {
-        Self(RefCell::new(value))
-    }
-
-    #[inline]
-    pub(crate) fn get(&self, _py: Python<'_>) -> Ref<'_, T> {
-        self.0.borrow()
-    }
-
-    #[inline]
-    pub(crate) fn get_mut(&self, _py: Python<'_>) -> RefMut<'_, T> {
-        self.0.borrow_mut()
-    }
-
-    /// For the collector, which holds the GIL but has no token to show and must not panic: None while borrowed.
-    pub(crate) fn for_traversal(&self) -> Option<Ref<'_, T>> {
-        self.0.try_borrow().ok()
-    }
-
-    /// Replaces the value and returns the old one, to be dropped when no borrow is held.
-    pub(crate) fn replace(&self, _py: Python<'_>, value: T) -> T {
-        self.0.replace(value)
-    }
-}
 
 /// The content of a Python object of ours that may be subclassed.
 ///
@@ -121,6 +87,21 @@ pub(crate) fn guard(
 ) -> *mut ffi::PyObject {
     // SAFETY: only called from functions that the interpreter calls, with the GIL held.
     unsafe { attached(|py: Python<'_>| catch(|| body(py))) }
+}
+
+/// The same in a critical section of an object, which another thread that wants it waits for. It is lost while this
+/// thread is detached, which any Python code may cause: as the GIL is, where there is one. So what holds with the GIL
+/// alone holds here.
+#[inline]
+pub(crate) fn guard_in(
+    section: *mut ffi::PyObject,
+    body: impl for<'py> FnOnce(Python<'py>) -> PyResult<Bound<'py, PyAny>>,
+) -> *mut ffi::PyObject {
+    guard(|py| {
+        // SAFETY: only called from functions that the interpreter calls, for objects that live until they return.
+        let section = unsafe { Borrowed::from_ptr(py, section) };
+        with_critical_section(&section, || body(py))
+    })
 }
 
 /// The same for the functions that run once per callback, where telling PyO3 would take 30 of 500 instructions. `body`
@@ -307,6 +288,81 @@ pub(crate) fn copy_context(py: Python<'_>) -> PyResult<Py<PyAny>> {
 /// Whether all callbacks of a stream transport run in one context, which is copied before the protocol is made.
 pub(crate) fn has_one_context_per_connection() -> bool {
     python_is_at_least(15)
+}
+
+/// Whether nobody else refers to an object, to which this thread has made a reference.
+///
+/// # Safety
+/// The GIL is held, and the object is alive; the caller owns a reference.
+#[inline]
+pub(crate) unsafe fn is_own(object: *mut ffi::PyObject) -> bool {
+    // SAFETY: the GIL is held, and the object is alive, which is the function's contract.
+    #[cfg(not(Py_GIL_DISABLED))]
+    return unsafe { ffi::Py_REFCNT(object) == 1 };
+    // SAFETY: as above.
+    #[cfg(Py_GIL_DISABLED)]
+    return unsafe { PyUnstable_Object_IsUniquelyReferenced(object) != 0 };
+}
+
+/// A pointer to an object that takes its address out of a table, under the table's lock, before its memory goes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct WeakPointer(NonNull<ffi::PyObject>);
+
+// SAFETY: it is only followed in attached threads.
+unsafe impl Send for WeakPointer {}
+
+impl WeakPointer {
+    pub(crate) fn new(object: &Bound<'_, PyAny>) -> Self {
+        // SAFETY: the GIL is held, and the object is alive. Without the GIL, the interpreter has to know before the last
+        // reference goes that there may be others to come.
+        #[cfg(Py_GIL_DISABLED)]
+        unsafe {
+            PyUnstable_EnableTryIncRef(object.as_ptr());
+        }
+        // SAFETY: an object is not at null.
+        Self(unsafe { NonNull::new_unchecked(object.as_ptr()) })
+    }
+
+    pub(crate) fn addr(self) -> NonZeroUsize {
+        self.0.addr()
+    }
+
+    pub(crate) fn as_ptr(self) -> *mut ffi::PyObject {
+        self.0.as_ptr()
+    }
+
+    /// The object, for the collector.
+    pub(crate) fn borrowed(&self) -> &Py<PyAny> {
+        borrow_pointer(&self.0)
+    }
+
+    /// The object. Without the GIL, None if it is ending in another thread.
+    ///
+    /// # Safety
+    /// The lock of the table is held, whose entry this is.
+    #[cfg_attr(
+        not(Py_GIL_DISABLED),
+        allow(clippy::unnecessary_wraps, reason = "the other build needs it")
+    )]
+    #[inline]
+    pub(crate) unsafe fn upgrade(self, py: Python<'_>) -> Option<Bound<'_, PyAny>> {
+        // SAFETY: the object's memory is there, since it hasn't taken itself out of the table. With the GIL it is alive.
+        unsafe {
+            #[cfg(Py_GIL_DISABLED)]
+            return (PyUnstable_TryIncRef(self.as_ptr()) != 0)
+                .then(|| Bound::from_owned_ptr(py, self.as_ptr()));
+            #[cfg(not(Py_GIL_DISABLED))]
+            return Some(Bound::from_borrowed_ptr(py, self.as_ptr()));
+        }
+    }
+}
+
+// Of CPython's C API since 3.14 (Include/cpython/object.h); PyO3 doesn't declare them.
+#[cfg(Py_GIL_DISABLED)]
+unsafe extern "C" {
+    fn PyUnstable_Object_IsUniquelyReferenced(object: *mut ffi::PyObject) -> std::ffi::c_int;
+    fn PyUnstable_EnableTryIncRef(object: *mut ffi::PyObject);
+    fn PyUnstable_TryIncRef(object: *mut ffi::PyObject) -> std::ffi::c_int;
 }
 
 /// Runs `body` in a `contextvars.Context`.

@@ -23,11 +23,12 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyAnyMethods, PyDict, PyTuple, PyType};
 use pyo3::{PyTraverseError, PyVisit};
 
+use crate::cell::GilCell;
 use crate::names::intern;
 use crate::objects::New;
 use crate::originals::Originals;
 use crate::receiver::{self, Input, Receiver, Sink};
-use crate::support::{self, CloneRefOption, GilCell, Made};
+use crate::support::{self, CloneRefOption, Made};
 
 use self::records::Records;
 use self::window::Window;

@@ -19,7 +19,6 @@ mod reading;
 mod state;
 mod writing;
 
-use std::cell::RefMut;
 use std::os::fd::RawFd;
 
 use pyo3::prelude::*;
@@ -29,13 +28,14 @@ use pyo3::{PyTraverseError, PyVisit};
 use self::accepting::AcceptedConnection;
 use self::extra_info::ExtraInfo;
 use self::state::{State, way_to};
+use crate::cell::{Exclusive, GilCell};
 use crate::endpoint::{self, Attachment, Endpoint};
 use crate::event_loop::Loop;
 use crate::names::intern;
 use crate::objects::New;
 use crate::queue::{Transport, TransportKind};
 use crate::socket_object;
-use crate::support::{self, CloneRefOption, GilCell, Made, ask};
+use crate::support::{self, CloneRefOption, Made, ask};
 use crate::waiter;
 
 pub(crate) use self::accepting::accept;
@@ -343,8 +343,8 @@ impl Endpoint for SocketTransport {
     }
 
     #[inline]
-    fn attachment<'a>(&'a self, py: Python<'a>) -> RefMut<'a, Attachment> {
-        RefMut::map(self.state.get_mut(py), |state| &mut state.attachment)
+    fn attachment<'a>(&'a self, py: Python<'a>) -> Exclusive<'a, Attachment> {
+        Exclusive::map(self.state.get_mut(py), |state| &mut state.attachment)
     }
 }
 

@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
+use pyo3::sync::critical_section::with_critical_section;
 use ringloop_driver::{Event, Peek};
 use ringloop_reactor::{Reactor, clock};
 
@@ -34,7 +35,7 @@ const EAGER_TURNS: u32 = 16;
 const TICKS_PER_LOOK: u64 = 40_000;
 
 /// One turn in this many offers the GIL to other threads. Python code and waits do so anyway. But if all callbacks are
-/// native, and some are always ready, no other thread would ever run.
+/// native, and some are always ready, no other thread would ever run; without a GIL, none could collect or fork.
 const TURNS_PER_OFFER: u64 = 64;
 
 /// When the kernel is looked at while callbacks are ready.
@@ -324,7 +325,17 @@ fn wait(
     stopwatch: &mut Stopwatch<'_>,
 ) -> PyResult<()> {
     stopwatch.settle()?;
-    let Some(mut reactor) = this.reactor.get_mut(py).take() else {
+    let taken = {
+        let mut slot = this.reactor.get_mut(py);
+        if cfg!(Py_GIL_DISABLED)
+            && let Some(reactor) = slot.as_deref()
+        {
+            // Before it is away: another thread that asks for the counters must not find older ones.
+            this.meter.keep(py, reactor.counters());
+        }
+        slot.take()
+    };
+    let Some(mut reactor) = taken else {
         this.check_closed(py)?;
         return Err(objects::error::<PyRuntimeError>(
             py,
@@ -336,7 +347,11 @@ fn wait(
         result = reactor.poll_now(events);
     }
     if events.is_empty() && result.is_ok() {
-        this.waiting.store(true, Relaxed);
+        let deadline_ns = if this.begin_waiting(py) {
+            deadline_ns
+        } else {
+            Some(0)
+        };
         let start_ns = clock::now_ns();
         this.meter.begin_wait(py, start_ns, reactor.counters());
         let woke_ticks;
@@ -377,7 +392,8 @@ fn run_one(event_loop: &Bound<'_, Loop>, ready: &Ready) -> PyResult<()> {
     }
 }
 
-/// Serves a transport by the functions of its type.
+/// Serves a transport by the functions of its type. Without the GIL, threads of its streams and of WSGI views see what was
+/// received as one step: from the system call to the last of the state that depends on it.
 fn serve(event_loop: &Bound<'_, Loop>, served: &Served) -> PyResult<()> {
     let py = event_loop.py();
     let readiness = match served.reason() {
@@ -390,13 +406,15 @@ fn serve(event_loop: &Bound<'_, Loop>, served: &Served) -> PyResult<()> {
         }
     };
     let begin_ns = event_loop.get().is_debug().then(clock::now_ns);
-    let result = if let Some(transport) = served.get::<SocketTransport>(py) {
-        transport::on_ready(event_loop, transport, readiness)
-    } else if let Some(transport) = served.get::<DatagramTransport>(py) {
-        datagram::on_ready(event_loop, transport, readiness)
-    } else {
-        Ok(())
-    };
+    let result = with_critical_section(event_loop.as_any(), || {
+        if let Some(transport) = served.get::<SocketTransport>(py) {
+            transport::on_ready(event_loop, transport, readiness)
+        } else if let Some(transport) = served.get::<DatagramTransport>(py) {
+            datagram::on_ready(event_loop, transport, readiness)
+        } else {
+            Ok(())
+        }
+    });
     if let Some(begin_ns) = begin_ns {
         log_slow(event_loop, served.transport().bind(py), begin_ns)?;
     }

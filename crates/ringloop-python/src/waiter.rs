@@ -18,16 +18,18 @@
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::offset_of;
 
+use pyo3::Borrowed;
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
+use pyo3::sync::critical_section::with_critical_section;
 use pyo3::types::{PyBytes, PyList, PyString, PyTuple, PyType};
 
 use crate::coroutine;
 use crate::event_loop::Loop;
 use crate::fields::Fields;
-use crate::handle::Call;
+use crate::handle::{Call, Origin};
 use crate::names::{self, intern};
 use crate::native_type::{
     self, Class, Native, Optional, Owned, References, Table, attribute, content, method,
@@ -36,7 +38,7 @@ use crate::native_type::{
 use crate::objects::{self, New};
 use crate::originals::Checked;
 use crate::scheduling::schedule_soon;
-use crate::support::{self, guard};
+use crate::support::{self, guard_in};
 
 /// The data that is enough for a read to go on with, and all that it will take. Small, because each idle connection has
 /// one.
@@ -174,19 +176,24 @@ pub(crate) fn reuse(
     wanted: Wanted,
     limit: usize,
 ) -> Result<Bound<'_, PyAny>, Bound<'_, PyAny>> {
-    // SAFETY: the GIL is held, and the object is alive. If two refer to the waiter, these are the reader and we.
+    // SAFETY: the GIL is held, and the object is alive. If two refer to the waiter, these are the reader and we. (Without
+    // the GIL, a thread may get one more reference from the reader's dictionary at this very moment. It sees a waiter that
+    // waits again.)
     if !is_one(&previous) || unsafe { ffi::Py_REFCNT(previous.as_ptr()) } != 2 {
         return Err(previous);
     }
-    let this = fields(&previous);
     // SAFETY: the GIL is held, and the fields are those of a waiter. No Python code runs while they are used.
-    let old = unsafe {
+    let old = with(&previous, |this| unsafe {
         if (*this).event_loop.get().is_debug() {
-            return Err(previous);
+            return None;
         }
-        (*this).take()
+        let old = (*this).take();
+        begin(this, wanted, limit);
+        Some(old)
+    });
+    let Some(old) = old else {
+        return Err(previous);
     };
-    begin(&previous, wanted, limit);
     // It may be the user's, and read when it goes: that finds a read that waits.
     drop(old);
     Ok(previous)
@@ -245,10 +252,12 @@ fn stored_limit(limit: usize) -> u32 {
 }
 
 /// Another wait begins.
+///
+/// # Safety
+/// The GIL is held, and the fields are those of a waiter, in its critical section.
 #[inline]
-fn begin(waiter: &Bound<'_, PyAny>, wanted: Wanted, limit: usize) {
-    let this = fields(waiter);
-    // SAFETY: the GIL is held, and the fields are those of a waiter.
+unsafe fn begin(this: *mut Waiter, wanted: Wanted, limit: usize) {
+    // SAFETY: the fields are those of a waiter, which is the function's contract.
     unsafe {
         (*this).state = State::Pending;
         (*this).wanted = wanted;
@@ -271,11 +280,28 @@ fn fields(waiter: &Bound<'_, PyAny>) -> *mut Waiter {
     content(waiter.as_ptr())
 }
 
+/// The object whose critical section a waiter is used in: its loop. So all of one loop's streams are in the same, and what
+/// native code does with a reader, its waiter and the call that waits is one step to other threads.
+#[inline]
+fn section(waiter: *mut ffi::PyObject) -> *mut ffi::PyObject {
+    // SAFETY: called with the GIL for a live waiter, whose loop never changes.
+    unsafe { (*content::<Waiter>(waiter)).event_loop.as_ptr() }
+}
+
+/// Runs `body` with the waiter's fields, in its critical section. The caller has asked `is_one`.
+#[inline]
+fn with<R>(waiter: &Bound<'_, PyAny>, body: impl FnOnce(*mut Waiter) -> R) -> R {
+    let this = fields(waiter);
+    // SAFETY: the GIL is held, and the loop lives as long as the waiter, and never changes.
+    let event_loop = unsafe { Borrowed::from_ptr(waiter.py(), section(waiter.as_ptr())) };
+    with_critical_section(&event_loop, || body(this))
+}
+
 /// Whether what a reader has for a waiter is one to everybody, rather than None.
 #[inline]
 pub(crate) fn is_listed(waiter: &Bound<'_, PyAny>) -> bool {
     // SAFETY: the GIL is held, and the fields are those of a waiter.
-    !waiter.is_none() && (!is_one(waiter) || unsafe { (*fields(waiter)).is_listed })
+    !waiter.is_none() && (!is_one(waiter) || with(waiter, |this| unsafe { (*this).is_listed }))
 }
 
 /// `reader._waiter = None`; false if that is to be done in the reader.
@@ -285,7 +311,7 @@ pub(crate) fn unlist(waiter: &Bound<'_, PyAny>) -> bool {
         return waiter.is_none();
     }
     // SAFETY: `waiter` is a waiter, as `is_one` has just said, and its `Bound` proves that the GIL is held.
-    unsafe { (*fields(waiter)).is_listed = false };
+    with(waiter, |this| unsafe { (*this).is_listed = false });
     true
 }
 
@@ -296,7 +322,7 @@ pub(crate) fn take_bytes<'py>(waiter: &Bound<'py, PyAny>) -> Option<Bound<'py, P
         return None;
     }
     // SAFETY: `waiter` is a waiter, as `is_one` has just said, and its `Bound` proves that the GIL is held.
-    let bytes = unsafe { (*fields(waiter)).bytes.take() };
+    let bytes = with(waiter, |this| unsafe { (*this).bytes.take() });
     bytes.map(|it| it.into_bound(waiter.py()))
 }
 
@@ -305,22 +331,21 @@ pub(crate) fn take_bytes<'py>(waiter: &Bound<'py, PyAny>) -> Option<Bound<'py, P
 pub(crate) fn want_other(waiter: &Bound<'_, PyAny>) {
     if is_one(waiter) {
         // SAFETY: `waiter` is a waiter, as `is_one` has just said, and its `Bound` proves that the GIL is held.
-        unsafe { (*fields(waiter)).wanted = Wanted::Other };
+        with(waiter, |this| unsafe { (*this).wanted = Wanted::Other });
     }
 }
 
 /// How many bytes the read that waits takes at most, whatever they are; 0 if that depends on them.
 pub(crate) fn room(waiter: &Bound<'_, PyAny>) -> usize {
-    let this = fields(waiter);
     // SAFETY: the GIL is held, and the object is a waiter: the caller has asked `is_one`. No Python code runs here.
-    unsafe {
+    with(waiter, |this| unsafe {
         match (*this).wanted {
             Wanted::UpTo(count) if (*this).state == State::Pending && (*this).is_listed => {
                 (count as usize).min(2 * (*this).limit as usize)
             }
             _ => 0,
         }
-    }
+    })
 }
 
 /// Wakes the read with the bytes, if they are just what it waits for; otherwise it goes on waiting. `object` is what they
@@ -331,10 +356,9 @@ pub(crate) fn wake_with(
     bytes: &[u8],
     object: Option<&Bound<'_, PyBytes>>,
 ) -> PyResult<bool> {
-    let this = fields(waiter);
     // SAFETY: the GIL is held, and the object is a waiter: all callers have asked `is_one`. A raw pointer is no
     // reference, so that making the object may run other code.
-    unsafe {
+    with(waiter, |this| unsafe {
         let limit = (*this).limit as usize;
         if (*this).state != State::Pending
             || !(*this).is_listed
@@ -349,30 +373,30 @@ pub(crate) fn wake_with(
         };
         (*this).is_listed = false;
         drop((*this).bytes.replace(object.into_any().into()));
-    }
-    finish(waiter, State::Done, None)?;
-    Ok(true)
+        finish(waiter, State::Done, None)?;
+        Ok(true)
+    })
 }
 
 /// `if not waiter.cancelled(): waiter.set_result(None)`.
 pub(crate) fn wake(waiter: &Bound<'_, PyAny>) -> PyResult<()> {
     // SAFETY: the GIL is held, and the object is a waiter.
-    match unsafe { (*fields(waiter)).state } {
+    with(waiter, |this| match unsafe { (*this).state } {
         State::Cancelled => Ok(()),
         State::Pending => finish(waiter, State::Done, None),
         _ => Err(invalid_state(waiter.py(), "invalid state")),
-    }
+    })
 }
 
 /// The outcome of a waiter for the coroutine that awaits it: its exception, if it has one.
 pub(crate) fn outcome(waiter: &Bound<'_, PyAny>) -> PyResult<()> {
     let py = waiter.py();
     // SAFETY: the GIL is held, and the object is a waiter: callers have asked `is_one`.
-    match unsafe { (*fields(waiter)).state } {
+    with(waiter, |this| match unsafe { (*this).state } {
         State::Done => Ok(()),
         State::Pending => Err(coroutine::not_awaited(py)),
         State::Failed | State::Cancelled => get_result(waiter).map(drop),
-    }
+    })
 }
 
 #[cold]
@@ -440,7 +464,7 @@ fn call_soon(
             arguments: &[argument],
             context: context.as_ptr(),
         };
-        schedule_soon(py, event_loop.as_ptr(), &call, "call_soon_debug").map(drop)
+        schedule_soon(py, event_loop.as_ptr(), &call, Origin::Usual).map(drop)
     }
 }
 
@@ -497,7 +521,7 @@ macro_rules! methods {
             object: *mut ffi::PyObject,
             argument: *mut ffi::PyObject,
         ) -> *mut ffi::PyObject {
-            guard(|$py| {
+            guard_in(section(object), |$py| {
                 // SAFETY: called by the interpreter, with the GIL, by METH_NOARGS or METH_O.
                 let $waiter = unsafe { this($py, object) };
                 // SAFETY: `argument` is null by METH_NOARGS, and an object that lives while the call lasts by METH_O.
@@ -669,7 +693,7 @@ unsafe extern "C" fn add_done_callback(
     positional: usize,
     names: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject {
-    guard(|py| {
+    guard_in(section(object), |py| {
         // SAFETY: called by the interpreter, with the GIL.
         let (waiter, (function, context)) = unsafe {
             let positional = ffi::PyVectorcall_NARGS(positional);
@@ -701,7 +725,7 @@ unsafe extern "C" fn cancel(
     positional: ffi::Py_ssize_t,
     names: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject {
-    guard(|py| {
+    guard_in(section(object), |py| {
         // SAFETY: called by the interpreter, with the GIL.
         let (waiter, (message, by_name)) = unsafe {
             let given = arguments(py, given, positional, names, intern!(py, "msg"))?;
@@ -720,8 +744,10 @@ unsafe extern "C" fn get_blocking(
     object: *mut ffi::PyObject,
     _: *mut c_void,
 ) -> *mut ffi::PyObject {
-    // SAFETY: called with the GIL for a live object of our type.
-    unsafe { ffi::PyBool_FromLong((*content::<Waiter>(object)).blocking.into()) }
+    guard_in(section(object), |py| {
+        // SAFETY: called with the GIL for a live object of our type.
+        truth(py, unsafe { (*content::<Waiter>(object)).blocking })
+    })
 }
 
 unsafe extern "C" fn set_blocking(
@@ -739,7 +765,8 @@ unsafe extern "C" fn set_blocking(
         match ffi::PyObject_IsTrue(value) {
             -1 => -1,
             truth => {
-                (*content::<Waiter>(object)).blocking = truth == 1;
+                let waiter = this(Python::assume_attached(), object);
+                with(&waiter, |this| (*this).blocking = truth == 1);
                 0
             }
         }
@@ -760,7 +787,7 @@ unsafe extern "C" fn get_itself(object: *mut ffi::PyObject, _: *mut c_void) -> *
 }
 
 unsafe extern "C" fn repr(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    guard(|py| {
+    guard_in(section(object), |py| {
         // SAFETY: called with the GIL for a live object of our type.
         let state = match unsafe { (*content::<Waiter>(object)).state } {
             State::Pending => "pending",

@@ -12,10 +12,11 @@ use pyo3::prelude::*;
 use pyo3::{PyTraverseError, PyVisit};
 use ringloop_reactor::clock;
 
+use crate::cell::GilCell;
 use crate::event_loop::Loop;
 use crate::metrics::Moment;
 use crate::objects::{self, New};
-use crate::support::{CloneRefOption, GilCell};
+use crate::support::CloneRefOption;
 use crate::thread_exit::SleepsAtExit;
 
 /// A callback is found after this many looks in a row at the same moment, or fewer if they would be closer together than

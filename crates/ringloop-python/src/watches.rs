@@ -8,14 +8,13 @@
 use std::io;
 use std::num::NonZeroUsize;
 use std::os::fd::RawFd;
-use std::ptr::NonNull;
 
 use pyo3::prelude::*;
 use pyo3::{PyTraverseError, PyVisit, ffi};
 use ringloop_driver::{Driver, Event, Interest, Mode, Registration, Registry, Token};
 
 use crate::queue::{Queue, Readiness, Ready, Reason, Served, Transport, TransportKind};
-use crate::support;
+use crate::support::WeakPointer;
 
 /// The reader's and the writer's handle of a descriptor.
 pub(crate) type Handles = (Option<Py<PyAny>>, Option<Py<PyAny>>);
@@ -48,13 +47,10 @@ struct Callback {
 /// A transport as the tables hold it. The reference is counted only while the transport is reading or writing: one that
 /// is paused and that nobody else refers to may go, as under asyncio.
 pub(crate) struct Listed {
-    transport: NonNull<ffi::PyObject>,
+    transport: WeakPointer,
     kind: TransportKind,
     strong: bool,
 }
-
-// SAFETY: only touched under the GIL.
-unsafe impl Send for Listed {}
 
 /// Who hears of a registration.
 #[derive(Default)]
@@ -115,13 +111,10 @@ pub(crate) struct Watches {
     /// By token index, with the token: an index is used again.
     held: Vec<Option<(Token, Listed)>>,
     /// The transport that has a descriptor, borrowed: it takes itself out before it goes.
-    transports: Vec<Option<NonNull<ffi::PyObject>>>,
+    transports: Vec<Option<WeakPointer>>,
     /// Watches that ended while the reactor was away; dropped when it is back.
     orphans: Vec<Token>,
 }
-
-// SAFETY: the pointers in `transports`, as those of each `Listed`, are only followed under the GIL.
-unsafe impl Send for Watches {}
 
 /// The error of a number that no file has, or another file than before.
 fn bad_descriptor() -> io::Error {
@@ -485,9 +478,9 @@ impl Watches {
         if self.transports.len() <= index {
             self.transports.resize(index + 1, None);
         }
-        let entry = NonNull::new(transport.as_ptr());
-        self.transports[index] = entry;
-        entry.map(|transport| Entered(transport.addr()))
+        let entry = WeakPointer::new(transport);
+        self.transports[index] = Some(entry);
+        Some(Entered(entry.addr()))
     }
 
     /// Takes the transport out again, unless another one has the number by now.
@@ -504,8 +497,8 @@ impl Watches {
     /// The transport that has this descriptor.
     pub(crate) fn transport<'py>(&self, py: Python<'py>, fd: RawFd) -> Option<Bound<'py, PyAny>> {
         let entry = self.transports.get(usize::try_from(fd).ok()?)?;
-        // SAFETY: a transport takes itself out before it goes, so the pointer is live; the GIL is held.
-        entry.map(|transport| unsafe { Bound::from_borrowed_ptr(py, transport.as_ptr()) })
+        // SAFETY: a transport takes itself out before it goes, and these are the tables.
+        entry.and_then(|transport| unsafe { transport.upgrade(py) })
     }
 
     /// How many transports have a descriptor.
@@ -532,7 +525,7 @@ impl Watches {
         };
         let Some(registration) = event.registration() else {
             if let Some(listed) = self.listed_mut(Watch::Held(event.token())) {
-                queue.ready.push_back(listed.ready(py, readiness));
+                queue.ready.extend(listed.ready(py, readiness));
             }
             return;
         };
@@ -544,7 +537,7 @@ impl Watches {
         }
         entry.rests = matches!(entry.told, Some((_, Mode::OneShot)));
         match &mut entry.owner {
-            Owner::Transport(listed) => queue.ready.push_back(listed.ready(py, readiness)),
+            Owner::Transport(listed) => queue.ready.extend(listed.ready(py, readiness)),
             Owner::Callbacks(callbacks) => {
                 // A callback that reads once per call must always find something. What is still ready is reported
                 // again.
@@ -656,28 +649,31 @@ impl Displaced {
 impl Listed {
     /// Lists a transport, and keeps it alive.
     pub(crate) fn new<T: Transport>(transport: &Bound<'_, T>) -> Self {
-        let pointer = transport.clone().into_ptr();
+        let pointer = WeakPointer::new(transport.as_any());
+        // The reference that a strong entry owns.
+        std::mem::forget(transport.clone());
         Self {
-            // SAFETY: `into_ptr` never gives null.
-            transport: unsafe { NonNull::new_unchecked(pointer) },
+            transport: pointer,
             kind: T::KIND,
             strong: true,
         }
     }
 
-    /// The entry that is queued when the socket reports something.
-    fn ready(&self, py: Python<'_>, readiness: Readiness) -> Ready {
-        // SAFETY: the transport takes itself out of the tables before it goes, so the pointer is live; the GIL is held.
-        // It was listed by the kind of its type.
-        Ready::Transport(unsafe {
-            let transport = Bound::from_borrowed_ptr(py, self.transport.as_ptr());
-            Served::of_kind(transport.unbind(), self.kind, Reason::Ready(readiness))
-        })
+    /// The entry that is queued when the socket reports something. Without the GIL, None for a transport that is ending in
+    /// another thread.
+    fn ready(&self, py: Python<'_>, readiness: Readiness) -> Option<Ready> {
+        // SAFETY: the transport takes itself out of the tables before it goes, and these are the tables. It was listed by
+        // the kind of its type.
+        unsafe {
+            let transport = self.transport.upgrade(py)?.unbind();
+            let served = Served::of_kind(transport, self.kind, Reason::Ready(readiness));
+            Some(Ready::Transport(served))
+        }
     }
 
     fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
         if self.strong {
-            visit.call(support::borrow_pointer(&self.transport))?;
+            visit.call(self.transport.borrowed())?;
         }
         Ok(())
     }

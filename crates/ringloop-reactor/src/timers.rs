@@ -64,6 +64,23 @@ pub struct TimerKey {
     generation: NonZeroU32,
 }
 
+impl TimerKey {
+    /// The key as a number, never 0, for an atomic word.
+    #[inline]
+    pub fn to_bits(self) -> u64 {
+        u64::from(self.generation.get()) << 32 | u64::from(self.slot)
+    }
+
+    /// The key that a number of [`to_bits`](Self::to_bits) stands for; `None` for 0.
+    #[inline]
+    pub fn from_bits(bits: u64) -> Option<Self> {
+        Some(Self {
+            slot: bits as u32,
+            generation: NonZeroU32::new((bits >> 32) as u32)?,
+        })
+    }
+}
+
 /// An entry of the heap: deadline, sequence number and slot in one number, most significant first. So one comparison
 /// orders entries by deadline, and equal deadlines by insertion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -9,22 +9,25 @@ use std::ops::ControlFlow;
 use pyo3::ffi;
 
 use super::{Handle, INLINE_ARGUMENTS, TimerHandle};
-use crate::native_type::{Member, Owned, References, Visitor, content};
+use crate::native_type::{IS_TRACKED_AT_ONCE, Member, Owned, References, Visitor, content};
 
 /// Handles of each type kept for reuse: more than one turn of a busy server schedules, in about 100 KB.
 pub(super) const KEPT_MAX: usize = 1024;
 
 /// Hides a fresh copy of a context, which only its handle refers to, from the collector. With it, the collector would
-/// visit tens of thousands of contexts again and again while their handles wait.
+/// visit tens of thousands of contexts again and again while their handles wait. (Not so the collector of a free-threaded
+/// interpreter; there nothing is hidden.)
 ///
 /// # Safety
 /// The GIL is held, and `context` is a `contextvars.Context` that only the caller refers to. It is to be revealed
 /// before anybody else gets a reference, and before it is dropped.
 #[inline]
 pub(super) unsafe fn hide(context: *mut ffi::PyObject) {
-    // SAFETY: the GIL is held, and `context` is a `contextvars.Context`, which is the function's contract; the
-    // collector has a header for each of these.
-    unsafe { ffi::PyObject_GC_UnTrack(context.cast()) };
+    if !IS_TRACKED_AT_ONCE {
+        // SAFETY: the GIL is held, and `context` is a `contextvars.Context`, which is the function's contract; the
+        // collector has a header for each of these.
+        unsafe { ffi::PyObject_GC_UnTrack(context.cast()) };
+    }
 }
 
 /// Whether a context is hidden. Nobody but `hide` makes the collector forget a context.
@@ -34,7 +37,11 @@ pub(super) unsafe fn hide(context: *mut ffi::PyObject) {
 #[inline]
 unsafe fn is_hidden(context: *mut ffi::PyObject) -> bool {
     // SAFETY: the GIL is held, and `context` is alive, which is the function's contract.
-    unsafe { ffi::PyContext_CheckExact(context) != 0 && ffi::PyObject_GC_IsTracked(context) == 0 }
+    unsafe {
+        !IS_TRACKED_AT_ONCE
+            && ffi::PyContext_CheckExact(context) != 0
+            && ffi::PyObject_GC_IsTracked(context) == 0
+    }
 }
 
 /// Lets the collector see a handle's context again, if it is hidden.
@@ -90,7 +97,7 @@ impl References for Handle {
     /// None is running, as a run owns a reference. The loop stays: `cancel` and `repr` rely on it, and the loop breaks
     /// the cycle by clearing its queue.
     fn take(&mut self) -> impl Sized + use<> {
-        self.cancelled = true;
+        self.state.cancel();
         let context = self.context.take();
         if let Some(context) = &context {
             // SAFETY: only the collector asks a handle for what it can do without, with the GIL.

@@ -5,15 +5,20 @@
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
 use std::sync::OnceLock;
+use std::sync::atomic::Ordering::Relaxed;
 
+use pyo3::Borrowed;
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::sync::critical_section::with_critical_section;
 use pyo3::types::PyBool;
 
 use super::memory::{self, KEPT_MAX, reveal};
-use super::{Deadline, Handle, HandleRef, Origin, TimerHandle};
+use super::{Deadline, Handle, HandleRef, INLINE_ARGUMENTS, Origin, TimerHandle};
 use crate::names::intern;
-use crate::native_type::{self, Class, Native, Optional, Table, attribute, content, method, slot};
+use crate::native_type::{
+    self, Class, Native, Optional, Owned, Table, attribute, content, method, slot,
+};
 use crate::objects::{self, New};
 use crate::run_lock;
 use crate::support::{self, guard, guard_scheduling};
@@ -75,12 +80,24 @@ unsafe extern "C" fn method_get_context(
 ) -> *mut ffi::PyObject {
     // SAFETY: called by the interpreter with a live handle.
     unsafe {
-        let context = (*content::<Handle>(object)).context.as_ptr_or_null();
-        if !context.is_null() {
-            reveal(context);
-        }
-        none_if_null(context)
+        alone(object, |this| {
+            let context = (*this).context.as_ptr_or_null();
+            if !context.is_null() {
+                reveal(context);
+            }
+            none_if_null(context)
+        })
     }
+}
+
+/// Runs `body` with the content of a handle while no other thread takes anything out of it.
+///
+/// # Safety
+/// The GIL is held, and `object` is a live handle.
+unsafe fn alone<R>(object: *mut ffi::PyObject, body: impl FnOnce(*mut Handle) -> R) -> R {
+    // SAFETY: the GIL is held, and `object` is alive, which is the function's contract.
+    let handle = unsafe { Borrowed::from_ptr(Python::assume_attached(), object) };
+    with_critical_section(&handle, || body(content(object)))
 }
 
 /// A new reference to `object`, or to None.
@@ -105,28 +122,39 @@ unsafe extern "C" fn get_callback(
 ) -> *mut ffi::PyObject {
     // SAFETY: called by the interpreter with a live handle.
     unsafe {
-        let this = content::<Handle>(object);
-        if (*this).cancelled {
-            return ffi::Py_NewRef(ffi::Py_None());
-        }
-        none_if_null((*this).callback.as_ptr_or_null())
+        alone(object, |this| {
+            if (*this).state.is_cancelled() {
+                return ffi::Py_NewRef(ffi::Py_None());
+            }
+            none_if_null((*this).callback.as_ptr_or_null())
+        })
     }
 }
 
 unsafe extern "C" fn get_args(object: *mut ffi::PyObject, _: *mut c_void) -> *mut ffi::PyObject {
-    // SAFETY: called by the interpreter with a live handle.
+    // SAFETY: called by the interpreter with a live handle. A new tuple may start a collection, which may run Python code
+    // that cancels the handle: the arguments are ours by then.
     unsafe {
-        let this = content::<Handle>(object);
-        if (*this).cancelled {
-            ffi::Py_NewRef(ffi::Py_None())
-        } else if (*this).spilled {
-            none_if_null((&(*this).arguments)[0].as_ptr_or_null())
-        } else {
-            let count = (*this).argument_count as usize;
-            let arguments = &(*this).arguments;
-            let all = arguments.each_ref().map(Optional::as_ptr_or_null);
-            objects::tuple_from_borrowed(&all[..count])
+        let mut owned: [Option<Owned>; INLINE_ARGUMENTS] = Default::default();
+        let mut count = 0;
+        let object = alone(object, |this| {
+            if (*this).state.is_cancelled() {
+                ffi::Py_NewRef(ffi::Py_None())
+            } else if (*this).spilled {
+                none_if_null((&(*this).arguments)[0].as_ptr_or_null())
+            } else {
+                count = (*this).argument_count as usize;
+                for (to, argument) in owned.iter_mut().zip(&(*this).arguments) {
+                    *to = argument.as_ref().map(|it| Owned::new(it.as_ptr()));
+                }
+                ptr::null_mut()
+            }
+        });
+        if !object.is_null() {
+            return object;
         }
+        let all = owned.each_ref().map(Optional::as_ptr_or_null);
+        objects::tuple_from_borrowed(&all[..count])
     }
 }
 
@@ -158,7 +186,10 @@ unsafe extern "C" fn get_scheduled(
     _: *mut c_void,
 ) -> *mut ffi::PyObject {
     // SAFETY: called by the interpreter with a live handle.
-    unsafe { ffi::PyBool_FromLong((*content::<TimerHandle>(object)).timer.is_some().into()) }
+    unsafe {
+        let timer = (*content::<TimerHandle>(object)).timer.load(Relaxed);
+        ffi::PyBool_FromLong((timer != 0).into())
+    }
 }
 
 /// Native handles are made outside debug mode only, so they never have a traceback.

@@ -24,11 +24,12 @@ use super::link::{Link, Owner};
 use super::pages::Route;
 use super::scope::{Peer, Template};
 use super::service::HttpService;
+use crate::cell::GilCell;
 use crate::names::intern;
 use crate::objects;
 use crate::queue::Collector;
 use crate::receiver::{Input, Receipt, ReceiveInto, Receiver};
-use crate::support::{self, CloneRefOption, GilCell};
+use crate::support::{self, CloneRefOption};
 use crate::transport::SocketTransport;
 
 /// Pipelined requests that are started before the loop goes on with other things.

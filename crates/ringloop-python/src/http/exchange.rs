@@ -27,9 +27,10 @@ use super::scope::Told;
 use super::service::{self, HttpService};
 use super::websocket::WebSocket;
 use crate::buffers::Gathered;
+use crate::cell::GilCell;
 use crate::objects;
 use crate::receiver::{Receipt, ReceiveInto};
-use crate::support::{CloneRefOption, GilCell};
+use crate::support::CloneRefOption;
 use crate::transport::SocketTransport;
 
 /// The interface of the protocol that carries an exchange. The state is that of `connection`, which is always the object

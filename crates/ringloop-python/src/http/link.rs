@@ -11,9 +11,10 @@ use self::writing::Output;
 use super::deadlines::Kind;
 use super::scope::Peer;
 use super::service::HttpService;
+use crate::cell::GilCell;
 use crate::names::intern;
 use crate::queue::Collector;
-use crate::support::{self, CloneRefOption, GilCell, in_context};
+use crate::support::{self, CloneRefOption, in_context};
 use crate::transport::SocketTransport;
 
 /// The object of a protocol, which has a link. Its method `_continue` goes on with the input that is left.

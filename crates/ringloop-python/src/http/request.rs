@@ -5,10 +5,11 @@ use pyo3::types::{PyBytes, PyDict};
 
 use super::exchange::{Body, Exchange, Progress};
 use super::message;
+use crate::cell::GilCell;
 use crate::coroutine::Step;
 use crate::names::intern;
 use crate::objects;
-use crate::support::{self, GilCell};
+use crate::support;
 
 /// The number of messages that an application may send without waiting for anything; then others have their turn.
 /// Otherwise one that sends for ever would not even hear that its client is gone.

@@ -20,10 +20,11 @@ use super::deadlines::{Deadlines, Kind};
 use super::gathering::Gathering;
 use super::pages::{Dispatch, Route, Routes};
 use super::settings::HttpSettings;
+use crate::cell::GilCell;
 use crate::event_loop::Loop;
 use crate::names::intern;
 use crate::objects::{self, New};
-use crate::support::{self, CloneRefOption, GilCell, python_is_at_least};
+use crate::support::{self, CloneRefOption, python_is_at_least};
 
 /// The settings that were given when the service was made, and do not change.
 struct Settings {

@@ -19,8 +19,8 @@ use ringloop_http::websocket::{
 use ringloop_reactor::clock;
 
 use super::service::HttpService;
+use crate::cell::GilCell;
 use crate::objects;
-use crate::support::GilCell;
 
 /// Close codes (RFC 6455, section 7.4.1).
 pub(super) const NORMAL: u16 = 1000;

@@ -11,7 +11,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyTuple, PyType};
 
 use crate::event_loop::Loop;
-use crate::handle::{Call, Deadline};
+use crate::handle::{Call, Deadline, Origin};
 use crate::names::intern;
 use crate::native_type::arguments_of;
 use crate::objects::{self, New};
@@ -193,7 +193,7 @@ unsafe extern "C" fn call_soon(
                 positional,
                 names,
                 py,
-                |parsed| schedule_soon(py, this, &parsed.call, "call_soon_debug"),
+                |parsed| schedule_soon(py, this, &parsed.call, Origin::Usual),
             )
         }
     })

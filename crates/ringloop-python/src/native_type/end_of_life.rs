@@ -15,7 +15,11 @@ use super::Head;
 /// Objects that end inside of one another's end, in one thread; CPython's figure.
 const NESTED_MAX: u32 = 50;
 
-/// Whether an object is ending in some thread. As long as that is a single one, nobody needs to count.
+/// Whether the interpreter postpones the deeper ones itself, for all types: so do all that have no GIL and are supported.
+const INTERPRETER_POSTPONES: bool = cfg!(Py_GIL_DISABLED);
+
+/// Whether an object is ending in some thread. As long as that is a single one, nobody needs to count. Not used where the
+/// interpreter postpones.
 static mut ENDING: bool = false;
 
 thread_local! {
@@ -43,6 +47,11 @@ impl EndOfLife {
         // threads run meanwhile.
         unsafe {
             ffi::PyObject_GC_UnTrack(object.cast());
+            if INTERPRETER_POSTPONES {
+                // Another thread may be about to take a weak reference off the list: only the interpreter can tell.
+                ffi::PyObject_ClearWeakRefs(object);
+                return Some(Self { is_nested: false });
+            }
             if !(*object.cast::<Head>()).weak_references.is_null() {
                 ffi::PyObject_ClearWeakRefs(object);
             }
@@ -64,6 +73,9 @@ impl EndOfLife {
         // SAFETY: the GIL is held, which is the function's contract. It guards `ENDING`. What `begin` has noted is
         // taken back once, as `self` is used up.
         unsafe {
+            if INTERPRETER_POSTPONES {
+                return;
+            }
             if self.is_nested {
                 end_nested();
             } else {

@@ -13,7 +13,7 @@ use crate::buffers::FileSending;
 use crate::coroutine::{self, Coroutine, Phase, Step};
 use crate::native_type::{self, Class, Native, References, Table, attribute, slot};
 use crate::objects::New;
-use crate::support::{self, guard};
+use crate::support::{self, guard_in};
 
 impl Coroutine for Operation {
     fn phase(object: *mut ffi::PyObject) -> Phase {
@@ -51,7 +51,7 @@ unsafe extern "C" fn call(
     _arguments: *mut ffi::PyObject,
     _names: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject {
-    guard(|py| {
+    guard_in(object, |py| {
         on_ready(py, object)?;
         Ok(py.None().into_bound(py))
     })
@@ -59,7 +59,7 @@ unsafe extern "C" fn call(
 
 /// The bytes of a file that were sent so far.
 unsafe extern "C" fn sent(object: *mut ffi::PyObject, _: *mut c_void) -> *mut ffi::PyObject {
-    guard(|py| {
+    guard_in(object, |py| {
         // SAFETY: the GIL is held (`py`), and the interpreter calls this for a live object of our type. No Python code
         // runs while `file` is used.
         let file = unsafe { operation(object).file.as_ref() };

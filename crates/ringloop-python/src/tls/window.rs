@@ -10,8 +10,8 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
+use crate::cell::GilCell;
 use crate::objects;
-use crate::support::GilCell;
 
 /// A bytes-like object over memory that somebody else owns.
 ///

@@ -206,14 +206,8 @@ fn has_usual_sockets(py: Python<'_>) -> PyResult<bool> {
     })?;
     let name = intern!(py, "socket");
     let find = |names: &Py<PyDict>| {
-        // SAFETY: the GIL is held; the item is borrowed, or null, perhaps with an exception set.
-        unsafe {
-            let found = ffi::PyDict_GetItemWithError(names.as_ptr(), name.as_ptr());
-            match Bound::from_borrowed_ptr_or_opt(py, found) {
-                None if !ffi::PyErr_Occurred().is_null() => Err(PyErr::fetch(py)),
-                found => Ok(found),
-            }
-        }
+        // SAFETY: the GIL is held, and both objects are alive.
+        unsafe { objects::dict_item(py, names.as_ptr(), name.as_ptr()) }
     };
     if !find(asyncios)?.is_some_and(|it| it.is(module)) {
         return Ok(false);

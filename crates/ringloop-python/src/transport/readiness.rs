@@ -14,7 +14,7 @@ use super::{SocketTransport, file_sending};
 use crate::buffers;
 use crate::endpoint::{self, queue_ready, report};
 use crate::event_loop::Loop;
-use crate::handle::Call;
+use crate::handle::{Call, Origin};
 use crate::names::intern;
 use crate::objects;
 use crate::queue::{Readiness, Ready, Reason, Served};
@@ -56,7 +56,7 @@ pub(super) fn call_soon<'py>(
         };
         // SAFETY: the GIL is held, and all objects are alive.
         return unsafe {
-            scheduling::schedule_soon(py, event_loop.as_ptr(), &call, "call_soon_debug").map(drop)
+            scheduling::schedule_soon(py, event_loop.as_ptr(), &call, Origin::Usual).map(drop)
         };
     }
     let options = match context {

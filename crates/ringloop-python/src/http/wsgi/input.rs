@@ -6,9 +6,9 @@ use pyo3::types::{PyBytes, PyList};
 use pyo3::{PyTraverseError, PyVisit};
 
 use super::view::{View, Wait, disconnected};
+use crate::cell::GilCell;
 use crate::http::exchange::Body;
 use crate::objects;
-use crate::support::GilCell;
 
 /// The bytes that were taken of the body, and not read yet.
 #[derive(Default)]
@@ -65,6 +65,14 @@ impl Input {
     /// The next part of the body, and whether there may be another. Waits for it: for `wanted` bytes, if it is known how
     /// many will come.
     fn receive<'py>(
+        &self,
+        py: Python<'py>,
+        wanted: usize,
+    ) -> PyResult<(Bound<'py, PyBytes>, bool)> {
+        View::alone(self.view.bind(py), || self.receive_alone(py, wanted))
+    }
+
+    fn receive_alone<'py>(
         &self,
         py: Python<'py>,
         wanted: usize,

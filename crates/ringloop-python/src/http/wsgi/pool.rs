@@ -9,16 +9,18 @@ use std::sync::Arc;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
+use pyo3::sync::critical_section::with_critical_section;
 use pyo3::{PyTraverseError, PyVisit};
 use ringloop_reactor::clock;
 
 use super::view::View;
 use super::waiting::Parker;
+use crate::cell::GilCell;
 use crate::http::service::HttpService;
 use crate::names::intern;
 use crate::objects::{self, New};
 use crate::queue::Collector;
-use crate::support::{self, CloneRefOption, GilCell};
+use crate::support::{self, CloneRefOption};
 use crate::thread_exit::SleepsAtExit;
 
 /// How long a request waits for the leader before another thread is called.
@@ -115,6 +117,20 @@ impl Pool {
         service
             .map(|it| it.into_bound(py))
             .ok_or_else(|| objects::error::<PyRuntimeError>(py, "the service is gone"))
+    }
+
+    /// Runs `body`, which waits for nothing but by detaching, while no other thread uses the pool, its views and their
+    /// requests: in a critical section of the loop, in which that serves the connections, too.
+    pub(super) fn alone<R>(
+        &self,
+        py: Python<'_>,
+        body: impl FnOnce() -> PyResult<R>,
+    ) -> PyResult<R> {
+        if cfg!(not(Py_GIL_DISABLED)) {
+            return body();
+        }
+        let event_loop = self.service(py)?.get().event_loop(py)?;
+        with_critical_section(event_loop.as_any(), body)
     }
 
     // -- The loop's side ---------------------------------------------------------------------------------------------
@@ -342,8 +358,17 @@ impl Pool {
         let mut now_ns = clock::now_ns();
         let mut since_ns = now_ns;
         loop {
-            let Some(view) = this.next(py, number, now_ns) else {
-                if !this.rest(py, number, &parker)? {
+            // One step, so that nobody takes this thread for the leader between the two.
+            let mut goes_on = true;
+            let next = this.alone(py, || {
+                let next = this.next(py, number, now_ns);
+                if next.is_none() {
+                    goes_on = this.rest(py, number, &parker)?;
+                }
+                Ok(next)
+            })?;
+            let Some(view) = next else {
+                if !goes_on {
                     return Ok(());
                 }
                 now_ns = clock::now_ns();
@@ -369,6 +394,12 @@ impl Pool {
 impl Collector for Pool {
     /// The turn is over, in which requests came.
     fn flush(slf: &Bound<'_, Self>) -> PyResult<()> {
+        slf.get().alone(slf.py(), || Self::end_turn(slf))
+    }
+}
+
+impl Pool {
+    fn end_turn(slf: &Bound<'_, Self>) -> PyResult<()> {
         let py = slf.py();
         let waiting = {
             let mut state = slf.get().state.get_mut(py);
@@ -404,15 +435,17 @@ impl Pool {
 
     /// Requests have waited for a moment.
     fn _check(slf: &Bound<'_, Self>) -> PyResult<()> {
-        {
-            let mut state = slf.get().state.get_mut(slf.py());
-            state.has_timer = false;
-            if state.taken == state.taken_before {
-                state.leader = None;
+        slf.get().alone(slf.py(), || {
+            {
+                let mut state = slf.get().state.get_mut(slf.py());
+                state.has_timer = false;
+                if state.taken == state.taken_before {
+                    state.leader = None;
+                }
             }
-        }
-        Self::call_thread(slf)?;
-        Self::set_timer(slf)
+            Self::call_thread(slf)?;
+            Self::set_timer(slf)
+        })
     }
 
     /// Does what views need, in the loop's thread.
@@ -423,7 +456,9 @@ impl Pool {
             state.is_posted = false;
             std::mem::take(&mut state.outbox)
         };
-        support::for_each(py, outbox, |view| View::deliver(view.bind(py)))
+        slf.get().alone(py, || {
+            support::for_each(py, outbox, |view| View::deliver(view.bind(py)))
+        })
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {

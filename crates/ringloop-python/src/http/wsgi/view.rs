@@ -12,13 +12,14 @@ use super::input::Input;
 use super::pool::{Number, Pool};
 use super::start::{Head, name_of_class};
 use super::waiting::{Parker, Waiter};
+use crate::cell::GilCell;
 use crate::http::exchange::Exchange;
 use crate::http::pages::Route;
 use crate::http::scope::Told;
 use crate::http::service::HttpService;
 use crate::names::intern;
 use crate::objects;
-use crate::support::{self, GilCell, in_context};
+use crate::support::{self, in_context};
 
 /// A view waits while the loop has yet to send this many bytes.
 const UNSENT_MAX: usize = 64 * 1024;
@@ -150,15 +151,17 @@ impl View {
             })
         };
         let result = run();
-        {
-            let mut state = slf.get().state.get_mut(py);
-            state.is_over = true;
-            if state.end == End::Open {
-                state.end = End::Broken;
-            }
-        }
         // It fails only where there is no loop any more, and so nobody to tell.
-        let _ = Self::post(slf, pool);
+        let _ = pool.get().alone(py, || {
+            {
+                let mut state = slf.get().state.get_mut(py);
+                state.is_over = true;
+                if state.end == End::Open {
+                    state.end = End::Broken;
+                }
+            }
+            Self::post(slf, pool)
+        });
         result
     }
 
@@ -279,6 +282,14 @@ impl View {
 
     /// Hands over a part of the body. Returns whether more may be sent.
     fn send(slf: &Bound<'_, Self>, part: &Bound<'_, PyBytes>, is_last: bool) -> PyResult<bool> {
+        Self::alone(slf, || Self::send_alone(slf, part, is_last))
+    }
+
+    fn send_alone(
+        slf: &Bound<'_, Self>,
+        part: &Bound<'_, PyBytes>,
+        is_last: bool,
+    ) -> PyResult<bool> {
         let py = slf.py();
         let this = slf.get();
         let length = part.as_bytes().len();
@@ -404,6 +415,17 @@ impl View {
         state.sends_file = true;
         state.end = End::Complete;
         Ok(())
+    }
+
+    /// Runs `body` as [`Pool::alone`].
+    pub(super) fn alone<R>(
+        slf: &Bound<'_, Self>,
+        body: impl FnOnce() -> PyResult<R>,
+    ) -> PyResult<R> {
+        if cfg!(not(Py_GIL_DISABLED)) {
+            return body();
+        }
+        Self::pool(slf)?.get().alone(slf.py(), body)
     }
 
     // -- Waiting -----------------------------------------------------------------------------------------------------

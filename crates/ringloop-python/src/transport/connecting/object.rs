@@ -11,7 +11,7 @@ use pyo3::types::PyTuple;
 use super::{_note_connecting_methods, Connecting, close, content, give_up, on_called, step};
 use crate::coroutine::{self, Coroutine, Phase, Step};
 use crate::native_type::{self, Class, Native, References, Table, method, slot};
-use crate::support::{self, guard};
+use crate::support::{self, guard_in};
 
 impl Coroutine for Connecting {
     fn phase(object: *mut ffi::PyObject) -> Phase {
@@ -49,7 +49,7 @@ unsafe extern "C" fn call(
     _arguments: *mut ffi::PyObject,
     _names: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject {
-    guard(|py| {
+    guard_in(object, |py| {
         on_called(py, object)?;
         Ok(py.None().into_bound(py))
     })
@@ -59,7 +59,7 @@ unsafe extern "C" fn end_wait(
     object: *mut ffi::PyObject,
     _: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject {
-    guard(|py| {
+    guard_in(object, |py| {
         on_called(py, object)?;
         Ok(py.None().into_bound(py))
     })
