@@ -126,7 +126,7 @@ HUGE = str(1 << 70)
 NUMBERS = (
     *("backlog", "fd", "limit-body-ahead", "limit-concurrency", "limit-fields", "limit-head", "limit-http2-requests"),
     *("limit-max-requests", "limit-max-requests-jitter", "workers", "workers-max-rss", "ws-max-queue", "ws-max-size"),
-    *("h11-max-incomplete-event-size", "port", "watchdog", "wsgi-queue", "wsgi-threads"),
+    *("h11-max-incomplete-event-size", "port", "threads", "watchdog", "wsgi-queue", "wsgi-threads"),
 )
 TIMES = (
     *("reload-delay", "ssl-handshake-timeout", "ssl-shutdown-timeout", "timeout-body", "timeout-graceful-shutdown"),

@@ -51,6 +51,12 @@ def startup_failures_logged() -> Iterator[None]:
         sys.exit(STARTUP_FAILURE)
 
 
+def has_gil() -> bool:
+    """Return whether threads of this process take turns."""
+    is_enabled = getattr(sys, "_is_gil_enabled", None)
+    return is_enabled is None or is_enabled()
+
+
 def workers_in_environment() -> int:
     """Return the number of processes that WEB_CONCURRENCY asks for. Some platforms say 0 for one, and uvicorn takes it."""
     text = os.environ.get("WEB_CONCURRENCY") or "1"
@@ -239,6 +245,15 @@ class Config(HttpSettings):
         None, "Processes", "Number of processes. Default: WEB_CONCURRENCY, or 1.",
         "default `WEB_CONCURRENCY`, or 1", values=POSITIVE, granian="the same",
     )
+    threads: int = option(
+        1, "Processes", "Number of threads that serve, each with an event loop. Needs a free-threaded Python.",
+        "event loops, each in a thread of the one process, with one application object: see [Threads](#threads)",
+        values=POSITIVE, uvicorn=None, granian="`--workers`",
+    )
+    lifespan_per_thread: bool = option(
+        False, "Application", "Run the application's lifespan protocol in each thread, not only in the first.",
+        "with `--threads`, each thread runs the lifespan protocol. Otherwise only the first one does", kind="flag", uvicorn=None,
+    )
     workers_lifetime: float | None = option(
         None, "Processes", "Seconds after which a process is replaced.",
         "seconds after which a worker is replaced", values=SECONDS, uvicorn=None, granian="the same",
@@ -424,6 +439,7 @@ class Config(HttpSettings):
             dotenv.load_dotenv(dotenv_path=self.env_file)
         if self.workers is None:
             self.workers = workers_in_environment()
+        self._check_threads()
         if self.forwarded_allow_ips is None:
             self.forwarded_allow_ips = os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1,::1")
         if self.metrics is not None:
@@ -536,7 +552,13 @@ class Config(HttpSettings):
             return _listening.adopt(self.fd)
         if self.uds is not None:
             return _listening.bind_unix(self.uds)
-        return _listening.passed_by_systemd() or _listening.bind(self.host, self.port, reuse_port=self.reuse_port)
+        passed = _listening.passed_by_systemd()
+        if passed is not None:
+            return passed
+        listeners = _listening.bind(self.host, self.port, reuse_port=self.reuse_port)
+        if self.threads > 1:
+            listeners.allow_more()
+        return listeners
 
     def _check(self) -> None:
         check(self)
@@ -545,6 +567,14 @@ class Config(HttpSettings):
             for name, value in self.headers:
                 if (mistake := _headers.mistake(name, value)) is not None:
                     raise ValueError(f"headers: {f'{name}: {value}'!r} {mistake}")
+
+    def _check_threads(self) -> None:
+        if self.threads == 1:
+            return
+        if self.use_subprocess:
+            raise StartupError("--threads serves in one process, without --workers, --workers-lifetime, --workers-max-rss and --reload.")
+        if has_gil():
+            raise StartupError("--threads needs a free-threaded Python (3.14t) without the GIL. Use --workers here.")
 
     def _check_pages(self) -> None:
         if self.health is not None:

@@ -70,6 +70,16 @@ class Listeners:
                 with contextlib.suppress(OSError):
                     sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
 
+    def allow_more(self) -> None:
+        """Let others be bound to the same addresses: further threads of this process, or whoever sets SO_REUSEPORT.
+
+        To be called once these are bound, so that an address which is in use was an error.
+        """
+        if not self._is_inherited and self._path is None:
+            for sock in self.sockets:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            self.can_be_repeated = True
+
     def close(self) -> None:
         """Close the sockets. The path is removed, unless it is another file by now."""
         close(self.sockets)

@@ -44,16 +44,17 @@ _LOOP_GAUGES = {
 
 @dataclasses.dataclass
 class Snapshot:
-    """The counts of a process so far."""
+    """The counts of a process so far, or of one of its threads."""
 
     process: int
     http: HttpMetrics
     loop: dict[str, Any]
+    thread: int | None = None
 
 
-def take(service: HttpService, loop: EventLoop) -> Snapshot:
-    """Return what this process has counted. May be called from any thread."""
-    return Snapshot(os.getpid(), service.metrics(), loop.metrics()._asdict())
+def take(service: HttpService, loop: EventLoop, *, thread: int | None = None) -> Snapshot:
+    """Return what this process has counted, or one of its threads. May be called from any thread."""
+    return Snapshot(os.getpid(), service.metrics(), loop.metrics()._asdict(), thread)
 
 
 class Board:
@@ -132,7 +133,7 @@ class _Collector:
     def __init__(self, gone: HttpMetrics | None, snapshots: list[Snapshot]) -> None:
         self._core = _client("core")
         self._process_collector = _client("process_collector").ProcessCollector
-        self._snapshots = sorted(snapshots, key=lambda snapshot: snapshot.process)
+        self._snapshots = sorted(snapshots, key=lambda snapshot: (snapshot.process, snapshot.thread or 0))
         parts = [snapshot.http for snapshot in snapshots] + ([] if gone is None else [gone])
         self._total = functools.reduce(_sum, parts)
 
@@ -143,6 +144,12 @@ class _Collector:
         yield from self._http()
         yield from self._loops()
         yield from self._processes()
+
+    def _process_ids(self) -> list[int]:
+        return list(dict.fromkeys(snapshot.process for snapshot in self._snapshots))
+
+    def _has_threads(self) -> bool:
+        return any(snapshot.thread is not None for snapshot in self._snapshots)
 
     def _http(self) -> Iterator[Any]:
         core, total = self._core, self._total
@@ -162,28 +169,34 @@ class _Collector:
         yield counter("ringloop_http_connections_opened", "Connections accepted.", total["connections_total"])
         yield gauge("ringloop_http_connections", "Connections that are open.", total["connections_open"])
         yield gauge("ringloop_http_requests_active", "Requests in progress.", total["requests_active"])
-        yield gauge("ringloop_workers", "Processes that serve.", len(self._snapshots))
+        yield gauge("ringloop_workers", "Processes that serve.", len(self._process_ids()))
+        if self._has_threads():
+            yield gauge("ringloop_threads", "Threads that serve.", len(self._snapshots))
 
     def _loops(self) -> Iterator[Any]:
-        info = self._core.InfoMetricFamily("ringloop_loop", "The event loop of each process.", labels=("worker",))
+        labels = ("worker", "thread") if self._has_threads() else ("worker",)
+
+        def values(snapshot: Snapshot) -> tuple[str, ...]:
+            return (str(snapshot.process), str(snapshot.thread))[: len(labels)]
+
+        info = self._core.InfoMetricFamily("ringloop_loop", "The event loop of each process or thread.", labels=labels)
         for snapshot in self._snapshots:
-            info.add_metric((str(snapshot.process),), {"backend": snapshot.loop["backend"]})
+            info.add_metric(values(snapshot), {"backend": snapshot.loop["backend"]})
         yield info
         for names, family in (
             (_LOOP_COUNTERS, self._core.CounterMetricFamily),
             (_LOOP_GAUGES, self._core.GaugeMetricFamily),
         ):
             for name, text in names.items():
-                made = family(f"ringloop_loop_{name}", text, labels=("worker",))
+                made = family(f"ringloop_loop_{name}", text, labels=labels)
                 for snapshot in self._snapshots:
-                    made.add_metric((str(snapshot.process),), snapshot.loop[name])
+                    made.add_metric(values(snapshot), snapshot.loop[name])
                 yield made
 
     def _processes(self) -> Iterator[Any]:
         """Yield CPU time, memory and descriptors, which /proc has for every process."""
         families: dict[str, Any] = {}
-        for snapshot in self._snapshots:
-            process = snapshot.process
+        for process in self._process_ids():
             for family in self._process_collector(pid=functools.partial(int, process), registry=None).collect():
                 merged = families.setdefault(family.name, family)
                 samples = [sample._replace(labels={"worker": str(process)}) for sample in family.samples]

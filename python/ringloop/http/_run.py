@@ -13,6 +13,7 @@ from ._errors import StartupError
 from ._server import Server
 
 if TYPE_CHECKING:
+    from ._listening import Listeners
     from ._supervisor import Parent
 
 
@@ -40,11 +41,21 @@ def run(app: Any, *, app_dir: str | os.PathLike[str] | None = None, **options: A
             listeners = None if config.uds is not None else stack.enter_context(contextlib.closing(config.bind()))
             # Outside of the loop, so that the application may run one while it is imported.
             config.load_app()
-            server = Server(config, listeners)
+            server = _make_server(config, listeners)
         with contextlib.suppress(KeyboardInterrupt):
             server.run()
     if not server.started:
         sys.exit(STARTUP_FAILURE)
+    if getattr(server, "failed", False):
+        sys.exit(1)
+
+
+def _make_server(config: Config, listeners: Listeners | None) -> Server:
+    if config.threads == 1:
+        return Server(config, listeners)
+    from ._threads import ThreadsServer  # Most servers have one thread.
+
+    return ThreadsServer(config, listeners)
 
 
 def _is_imported_by_worker() -> bool:

@@ -130,8 +130,7 @@ class Server:
             self._exit_asked.set()
         if self._force_exit:
             self._force_asked.set()
-        process = os.getpid()
-        _say("Started server process [%d]", process, color="cyan")
+        self._report("Started server process [%d]")
         try:
             await self.startup(sockets)
             if self.started:
@@ -139,7 +138,7 @@ class Server:
                     await self.main_loop()
                 finally:
                     await self.shutdown(sockets)
-                _say("Finished server process [%d]", process, color="cyan")
+                self._report("Finished server process [%d]")
         finally:
             if self._watchdog is not None:
                 self._watchdog.close()
@@ -161,7 +160,7 @@ class Server:
         config = self.config
         if not config.loaded:
             config.load()
-        self._lifespan = lifespan = Lifespan(config.loaded_app, config.lifespan, config.asgi_version)
+        self._lifespan = lifespan = self._make_lifespan()
         if not await self._unless(self._force_asked, lifespan.startup()):
             lifespan.abandon()
             return
@@ -199,7 +198,7 @@ class Server:
             self._has_ended = True
 
     async def _shut_down(self, sockets: list[socket.socket]) -> None:
-        logger.info("Shutting down")
+        self._inform("Shutting down")
         if self._tls_watch is not None:
             self._tls_watch.cancel()
             # The task keeps the traceback of its cancellation, which refers to this object.
@@ -292,9 +291,8 @@ class Server:
                 raise StartupError(_listening.explain(error)) from error
             raise
         if self._listeners is not None:
-            announce(config, sockets)
-        if config.reloadable_ssl is not None:
-            self._tls_watch = loop.create_task(self._watch_tls_files(), name="TLS certificate")
+            self._announce(sockets)
+        self._watch_tls()
 
     def _make_service(self) -> _core.HttpService:
         config = self.config
@@ -338,13 +336,34 @@ class Server:
         config = self.config
         if config.interface != "wsgi":
             return None
-        has_threads, has_workers = config.wsgi_threads != 1, (config.workers or 1) > 1
+        has_threads = config.wsgi_threads != 1 or config.threads != 1
+        has_workers = (config.workers or 1) > 1
         return _applications.wsgi_environ(config.root_path, has_threads=has_threads, has_workers=has_workers)
 
     async def collect_metrics(self) -> tuple[_core.HttpMetrics | None, list[_metrics.Snapshot]]:
         """Return what all processes have counted: the sum of those that are gone, and each that runs."""
         assert self.service is not None and self._loop is not None
         return None, [_metrics.take(self.service, self._loop)]
+
+    # What a process does once, whatever the number of its threads.
+
+    def _make_lifespan(self) -> Lifespan:
+        config = self.config
+        return Lifespan(config.loaded_app, config.lifespan, config.asgi_version)
+
+    def _inform(self, text: str) -> None:
+        logger.info(text)
+
+    def _report(self, text: str) -> None:
+        logger.info(text, os.getpid(), extra={"color_message": text.replace("%d", style("%d", color="cyan"))})
+
+    def _announce(self, sockets: Sequence[socket.socket]) -> None:
+        announce(self.config, sockets)
+
+    def _watch_tls(self) -> None:
+        if self.config.reloadable_ssl is not None:
+            assert self._loop is not None
+            self._tls_watch = self._loop.create_task(self._watch_tls_files(), name="TLS certificate")
 
     async def _watch_tls_files(self) -> None:
         """Reload the certificate when its files have changed."""
@@ -360,7 +379,7 @@ class Server:
         assert service is not None
         service.shut_down()
         if not self._force_exit and (service.connections or service.active):
-            logger.info("Waiting for connections to close. (CTRL+C to force quit)")
+            self._inform("Waiting for connections to close. (CTRL+C to force quit)")
         grace = _DISCONNECT_S if timeout is None else timeout / 2
         since = time.monotonic()
         await self._connected_within(min(grace, _HANDSHAKE_S))
@@ -487,7 +506,3 @@ def announce(config: Config, sockets: Sequence[socket.socket]) -> None:
         text = "Ringloop running on %s with %s (Press CTRL+C to quit)"
         colored = f"Ringloop running on {style('%s', bold=True)} with %s (Press CTRL+C to quit)"
         logger.info(text, name, loop.backend, extra={"color_message": colored})
-
-
-def _say(text: str, process: int, *, color: str) -> None:
-    logger.info(text, process, extra={"color_message": text.replace("%d", style("%d", color))})
