@@ -20,7 +20,14 @@ import hypothesis.strategies
 import pytest
 
 pytest.register_assert_rewrite(
-    "datagram_support", "descriptor_support", "differential", "files_support", "support", "tcp_support", "tls_support"
+    "datagram_support",
+    "descriptor_support",
+    "differential",
+    "files_support",
+    "support",
+    "tcp_support",
+    "thread_support",
+    "tls_support",
 )
 
 import support  # noqa: E402

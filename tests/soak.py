@@ -5,6 +5,7 @@
     make soak ARGS="--seed 123 --machines TlsMachine"     starting from a seed, to repeat a failure
     make soak ARGS="--machines FileMachine,ChildMachine,ScarcityMachine"    files, children, and a lack of descriptors
     make soak ARGS="--machines limited_memory"            processes with hardly any memory
+    make soak ARGS="--threads 2"                          in this many threads at once, while another one collects garbage
     make soak ARGS="server"                               clients of all kinds against `ringloop serve`, for an hour
     make soak ARGS="server --minutes 5 --arms epoll"
     make soak ARGS="server --interface wsgi"              clients of HTTP against random WSGI views
@@ -13,7 +14,8 @@ A failure of a state machine prints its seed and its steps. Growth is a failure,
 beyond the first rounds. For the server see server_soak.py and wsgi_soak.py. Exits with 0 if nothing was wrong, and with 130 after Ctrl-C.
 
 The process starts itself again with PYTHONMALLOC=malloc, because CPython's own allocator rarely returns memory. Under
-that one the resident set grows by a megabyte in each round, even with asyncio, though nothing leaks.
+that one the resident set grows by a megabyte in each round, even with asyncio, though nothing leaks. Free-threaded Pythons have no
+other allocator than theirs.
 """
 
 import argparse
@@ -25,6 +27,8 @@ import os
 import pathlib
 import statistics
 import sys
+import sysconfig
+import threading
 import time
 
 import hypothesis
@@ -46,6 +50,8 @@ MACHINES = {
     "limited_memory": "limited_memory",
 }
 """Where the machines are, and one function, of which each call is an example."""
+WHOLE_PROCESS = ("ScarcityMachine", "limited_memory")
+"""Those that limit what the process has. With --threads they are left out."""
 C_LIBRARY = ctypes.CDLL(None)
 WARM_UP_ROUNDS = 5
 GROWTH_BYTES_MAX = 10 << 20
@@ -66,7 +72,11 @@ def arguments():
     )
     parser.add_argument("--examples", type=int, default=20, help="loop: of each machine in a round")
     parser.add_argument("--steps", type=int, default=40, help="loop: in an example, at most")
-    return parser.parse_args()
+    parser.add_argument("--threads", type=int, default=1, help="loop: how many run machines at once; default: 1")
+    options = parser.parse_args()
+    if options.threads > 1:
+        options.machines = tuple(machine for machine in options.machines if machine not in WHOLE_PROCESS)
+    return options
 
 
 def run(machine, arm, seed, examples, steps):
@@ -91,6 +101,44 @@ def run(machine, arm, seed, examples, steps):
     run_state_machine_as_test(make, settings=settings)
 
 
+def run_all(options, seed):
+    """Run each machine on each arm, and exit with what fails."""
+    for arm in options.arms:
+        for machine in options.machines:
+            try:
+                run(machine, arm, seed, options.examples, options.steps)
+            except Exception:
+                again = f"--minutes 0 --seed {seed}" + (f" --threads {options.threads}" if options.threads > 1 else "")
+                print(f"failed: {machine} on {arm}, seed {seed}; again: make soak ARGS='{again}'")
+                raise
+
+
+def run_in_threads(options, seed):
+    """Do the same in several threads at once, each with other seeds, while one more forces collections. Raise what fails first."""
+    over, failures = threading.Event(), []
+
+    def begin(number):
+        try:
+            run_all(options, seed + number * 1_000_000_000)
+        except BaseException as error:
+            failures.append(error)
+
+    def collect():
+        while not over.wait(0.02):
+            gc.collect()
+
+    threads = [threading.Thread(target=begin, args=[number]) for number in range(options.threads)]
+    collector = threading.Thread(target=collect)
+    for thread in (*threads, collector):
+        thread.start()
+    for thread in threads:
+        thread.join()
+    over.set()
+    collector.join()
+    if failures:
+        raise failures[0]
+
+
 def descriptors():
     return len(os.listdir("/proc/self/fd"))
 
@@ -108,13 +156,10 @@ def soak_loop(options):
     held_descriptors, held_bytes = [], []
     seed = options.seed
     while not held_bytes or time.monotonic() < deadline:
-        for arm in options.arms:
-            for machine in options.machines:
-                try:
-                    run(machine, arm, seed, options.examples, options.steps)
-                except Exception:
-                    print(f"failed: {machine} on {arm}, seed {seed}; again: make soak ARGS='--minutes 0 --seed {seed}'")
-                    raise
+        if options.threads > 1:
+            run_in_threads(options, seed)
+        else:
+            run_all(options, seed)
         gc.collect()
         held_descriptors.append(descriptors())
         held_bytes.append(resident_bytes())
@@ -147,7 +192,8 @@ def soak_server(options):
 def main():
     support.heed_interrupts()
     options = arguments()
-    if options.subject == "loop" and os.environ.get("PYTHONMALLOC") != "malloc":
+    has_allocators = not sysconfig.get_config_var("Py_GIL_DISABLED")
+    if options.subject == "loop" and has_allocators and os.environ.get("PYTHONMALLOC") != "malloc":
         os.execve(sys.executable, sys.orig_argv, os.environ | {"PYTHONMALLOC": "malloc"})
     # asyncio logs what it finds odd about what is done here.
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)

@@ -115,6 +115,18 @@ def _skip(reason):
     pytest.skip(reason)
 
 
+def has_gil():
+    """Return whether the threads of this process take turns."""
+    is_enabled = getattr(sys, "_is_gil_enabled", None)
+    return is_enabled is None or is_enabled()
+
+
+def needs_gil():
+    """Skip where threads don't take turns."""
+    if not has_gil():
+        _skip("this Python has no GIL")
+
+
 def skip_unless(condition, feature):
     """Skip where the running Python's own asyncio lacks a feature."""
     if not condition:

@@ -10,6 +10,7 @@ import socket
 import ssl
 import struct
 import termios
+import threading
 
 import trustme
 
@@ -27,12 +28,24 @@ NAME = "server.test"
 VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
 
 
-@functools.cache
+def once(function):
+    """Remember what a function returns, as `functools.cache` does, but let no two threads call it at once: there is one authority."""
+    cached, lock = functools.cache(function), threading.RLock()
+
+    @functools.wraps(function)
+    def call(*arguments):
+        with lock:
+            return cached(*arguments)
+
+    return call
+
+
+@once
 def authority():
     return trustme.CA(key_type=trustme.KeyType.ECDSA)
 
 
-@functools.cache
+@once
 def certificate(name):
     return authority().issue_cert(name, HOST, key_type=trustme.KeyType.ECDSA)
 
@@ -55,7 +68,7 @@ def client_context(version=None):
     return pinned(context, version)
 
 
-@functools.cache
+@once
 def tls_contexts(name=NAME):
     """Return a server's context and that of a client which trusts it."""
     return server_context(name=name), client_context()

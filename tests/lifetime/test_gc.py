@@ -21,6 +21,7 @@ from support import (
     count_objects_from_here,
     finish,
     looks,
+    needs_gil,
     noop,
     open_descriptors,
     resource_warnings,
@@ -173,7 +174,8 @@ def test_a_cycle_through_an_unclosed_loop_and_a_cancelled_handle(loop_factory, s
 @pytest.mark.ringloop_only  # asyncio's handles are always tracked
 @pytest.mark.parametrize("schedule", ["call_soon", "call_later", "call_soon_threadsafe"])
 def test_the_collector_visits_no_handle_that_only_waits(loop, schedule):
-    """It would visit tens of thousands of them again and again."""
+    """It would visit tens of thousands of them again and again. (Not so without the GIL: that collector has no young objects.)"""
+    needs_gil()
     arguments = (3600,) if schedule == "call_later" else ()
     count_objects = count_objects_from_here()
     for _ in range(1000):
@@ -838,7 +840,8 @@ def drop(chain):
 
 count = 150_000
 threading.stack_size(8 << 20)
-thread = threading.Thread(target=drop, args=([make(count)],))
+# One thread makes and drops it: without the GIL, an object that another thread drops ends when its maker comes to it.
+thread = threading.Thread(target=lambda: drop([make(count)]))
 thread.start()
 thread.join()
 """

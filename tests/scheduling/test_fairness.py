@@ -405,6 +405,7 @@ def test_threads_that_post_give_the_gil_away(arm, situation):
 @pytest.mark.parametrize("situation", ["stopped", "waited for", "locked out", "control"])
 def test_a_thread_that_posts_stays_awake_if_the_loop_does_not_need_the_gil(arm, situation):
     """The loop doesn't run, or its callback waits for the thread, or for a lock that the thread holds."""
+    support.needs_gil()
     support.needs_seccomp()
     child = support.run_child(
         """

@@ -83,6 +83,40 @@ def test_one_step_brings_what_it_needs():
         check.choose(steps, ["lint"], everything=False)
 
 
+def test_a_free_threaded_interpreter_takes_part_in_the_whole_check(monkeypatch):
+    found = check.dataclasses.replace(ALL, free_threaded="/opt/python3.14t")
+    (step,) = check.choose(check.plan(found, "0" * 40), ["make test-free-threaded"], everything=False)[-1:]
+    assert step.command == ["make", "test-free-threaded", "PYTHON=/opt/python3.14t"]
+    assert not step.in_quick
+
+
+def test_without_a_free_threaded_interpreter_its_step_says_why_it_is_absent(tmp_path, monkeypatch):
+    monkeypatch.setattr(check, "REPORT", tmp_path / "report.json")
+    run = check.Run([check.free_threaded_step(None)])
+    run.finish()
+    outcome = run.outcomes["make test-free-threaded"]
+    assert outcome.outcome == "absent"
+    assert outcome.details == [
+        "left out: no free-threaded CPython 3.14 or later is on this machine; RINGLOOP_FREE_THREADED_PYTHON names one"
+    ]
+
+
+def test_the_free_threaded_interpreter_that_is_named_comes_first(tmp_path, monkeypatch):
+    named, other = tmp_path / "named", tmp_path / "python3.14t"
+    for path in (named, other):
+        path.write_text("#!/bin/sh\nexit 0\n")
+        path.chmod(0o755)
+    monkeypatch.setattr(check.Path, "home", lambda: tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("RINGLOOP_FREE_THREADED_PYTHON", raising=False)
+    assert check.find_free_threaded() == str(other)
+    monkeypatch.setenv("RINGLOOP_FREE_THREADED_PYTHON", str(named))
+    assert check.find_free_threaded() == str(named)
+    # One that can't be used is passed over.
+    named.write_text("#!/bin/sh\nexit 1\n")
+    assert check.find_free_threaded() == str(other)
+
+
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """Return a function that runs shell commands as steps of both lanes, and returns the outcome of each."""

@@ -70,7 +70,7 @@ def test_files_that_are_missing_or_do_not_belong_are_named(repository):
     for name in ("ringloop-1.2.3.tar.gz", "ringloop-1.2.2.tar.gz", "ringlab-1.2.3-py3-none-manylinux_2_28_x86_64.whl"):
         (repository / "dist" / name).touch()
     assert list(check.wrong_files("1.2.3")) == [
-        "dist has 0 wheels of ringloop 1.2.3 instead of 20",
+        "dist has 0 wheels of ringloop 1.2.3 instead of 28",
         "dist has no ringlab-1.2.3-py3-none-manylinux_2_28_aarch64.whl",
         "dist has no ringlab-1.2.3.tar.gz",
         "dist has no ringloop-1.2.3.crate",

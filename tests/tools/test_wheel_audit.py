@@ -109,6 +109,15 @@ def test_a_good_wheel_passes(tmp_path, files):
     assert found(tmp_path, files) == []
 
 
+def test_a_good_wheel_for_a_free_threaded_python_passes(tmp_path, files):
+    name = NAME.replace("cp312-cp312", "cp314-cp314t")
+    files[MODULE.replace("312", "314t")] = files.pop(MODULE)
+    files[f"{INFO}/WHEEL"] = files[f"{INFO}/WHEEL"].replace(b"cp312-cp312", b"cp314-cp314t")
+    assert found(tmp_path, files, name) == []
+    # 3.13 without the GIL is not supported.
+    assert "CPython 313t is not supported" in found(tmp_path, files, name.replace("314", "313"))
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -238,4 +247,4 @@ def test_an_incomplete_set_is_refused(tmp_path, files):
     command = [sys.executable, REPOSITORY / "tools/audit_wheel.py", "--complete", path]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert done.stdout.count("there is no wheel for CPython") == 19
+    assert done.stdout.count("there is no wheel for CPython") == 27

@@ -137,6 +137,14 @@ def test_a_foreign_python_is_used_only_if_it_runs_here(tmp_path, monkeypatch):
     assert try_wheels.trial_of(wheel).interpreter == ("--python", str(script))
 
 
+@pytest.mark.parametrize(("abi", "version"), [("cp314", "3.14"), ("cp314t", "3.14t")])
+def test_a_free_threaded_wheel_is_tried_on_a_python_without_the_gil(tmp_path, monkeypatch, abi, version):
+    monkeypatch.setattr(try_wheels.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(try_wheels, "native", lambda version: f"/usr/bin/python{version}")
+    trial = try_wheels.trial_of(tmp_path / f"ringloop-0.1.0-cp314-{abi}-manylinux_2_28_x86_64.whl")
+    assert (trial.version, trial.interpreter) == (version, ("--python", f"/usr/bin/python{version}"))
+
+
 def test_a_source_distribution_is_tried_on_every_python_that_is_here(tmp_path, monkeypatch):
     source = tmp_path / "ringloop-0.1.0.tar.gz"
     source.touch()
