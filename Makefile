@@ -26,7 +26,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 # All steps write to the same environment and the same cargo folder.
 .NOTPARALLEL:
-.PHONY: help build extension environment check check-all check-table test test-rust test-python test-interpreter test-applications test-long test-long-rust test-long-python lab test-modes test-loom test-minimal test-sanitizers miri fuzz conformance autobahn suites compatibility-page serve-options h2spec soak wheels foreign-pythons try-wheels test-package licences crates deny semver ringlab-packages try-ringlab reproducible release-check peers bench bench-loops bench-native docs lint lint-layers lint-wording lint-rust lint-python format clean prerequisites
+.PHONY: help build extension environment check check-all check-table test test-rust test-python test-interpreter test-applications test-long test-long-rust test-long-python lab test-modes test-free-threaded test-loom test-minimal test-sanitizers miri fuzz conformance autobahn suites compatibility-page serve-options h2spec soak wheels foreign-pythons try-wheels test-package licences crates deny semver ringlab-packages try-ringlab reproducible release-check peers bench bench-loops bench-native docs lint lint-layers lint-wording lint-rust lint-python format clean prerequisites
 
 python := $(VENV)/bin/python
 # uv installs packages in a tenth of pip's time, and pip where uv can't: without a wheel of uv, or with an index that only pip knows.
@@ -77,6 +77,8 @@ lab_check = $(rust_runner) RINGLOOP_RECORD=$(abspath target/records/lab-rust.jso
 	pytest='$(abspath $(python)) $(abspath tools/run_pytest.py) --record lab-$(minor_version)'
 # pytest under an interpreter with options. The worker processes get them by --tx.
 pytest_under = $(python) $(1) tools/run_pytest.py --record modes-$(minor_version) $(if $(filter-out 0,$(WORKERS)),--dist worksteal --tx '$(WORKERS)*popen//python=$(abspath $(python)) $(1)')
+# The environment of `make test-free-threaded`: the interpreter's files may not mix with those of one with the GIL.
+free_threaded_venv = $(if $(filter file,$(origin VENV)),.venv-free-threaded,$(VENV))
 # The Python that was named on make's command line, if any. An existing environment must have been made from it.
 asked_python := $(filter-out file default,$(origin PYTHON))
 
@@ -152,6 +154,16 @@ lab: extension ## the lab's own check, in this environment; ARGS="test-python", 
 test-modes: extension ## the Python tests in the development mode and in debug mode
 	$(say) "Python tests with -X dev and PYTHONASYNCIODEBUG=1"
 	@RINGLOOP_TEST_LOOPS=$${RINGLOOP_TEST_LOOPS:-io_uring,epoll} PYTHONASYNCIODEBUG=1 $(call pytest_under,-X dev -W error) $(addprefix --ignore ,$(any_interpreter)) $(ARGS)
+
+test-free-threaded: ## all Python tests on a free-threaded CPython 3.14 or later, PYTHON=..., with long tests of threads
+	@$(PYTHON) tools/free_threading.py --named
+	@$(MAKE) --no-print-directory extension PYTHON='$(PYTHON)' VENV='$(free_threaded_venv)'
+	@$(free_threaded_venv)/bin/python tools/free_threading.py --imported
+	$(say) "Python tests on a free-threaded $$($(PYTHON) -V)"
+	@$(free_threaded_venv)/bin/python tools/run_pytest.py --record free-threaded $(by_test) --ignore tests/threads $(ARGS)
+	$(say) 'long tests of threads'
+	@RINGLOOP_TEST_EXAMPLES=$${RINGLOOP_TEST_EXAMPLES:-10} $(free_threaded_venv)/bin/python tools/run_pytest.py \
+		--record free-threaded-threads $(by_test) --timeout 3600 tests/threads $(ARGS)
 
 test-loom: prerequisites ## check how threads wake each other in all interleavings
 	$(say) 'interleavings'

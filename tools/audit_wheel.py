@@ -34,7 +34,7 @@ from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PYTHONS = ("311", "312", "313", "314", "315")
+PYTHONS = ("311", "312", "313", "314", "315", "314t", "315t")
 MACHINES = {"x86_64": "EM_X86_64", "aarch64": "EM_AARCH64"}
 GLIBC_NEWEST = (2, 28)
 MUSL_NEWEST = (1, 2)
@@ -62,7 +62,7 @@ class Wheel:
     archive: zipfile.ZipFile
     version: str
     python: str
-    """Such as "311"."""
+    """Such as "311", or "314t" for a free-threaded one."""
     abi: str
     platforms: list[str]
     family: str
@@ -113,7 +113,9 @@ def open_wheel(path: pathlib.Path) -> Wheel:
     if broken:
         raise Unreadable(f"{broken} is damaged")
     libc = max((int(tag[2]), int(tag[3])) for tag in found)
-    return Wheel(path, archive, name[1], name[2], name[3], platforms, found[0][1], libc, found[0][4])
+    # Free-threaded builds share the tag of the Python with those that have the GIL; the ABI's ends with t.
+    python = name[2] + ("t" if name[3] == f"cp{name[2]}t" else "")
+    return Wheel(path, archive, name[1], python, name[3], platforms, found[0][1], libc, found[0][4])
 
 
 def expected_version() -> str:
@@ -135,7 +137,7 @@ def check_tags(wheel: Wheel) -> Iterator[str]:
     if wheel.libc > newest:
         yield "the tag needs {} {}.{}; at most {}.{} is allowed".format(wheel.family, *wheel.libc, *newest)
     header = email.message_from_bytes(wheel.read(f"{wheel.info}/WHEEL"))
-    tags = {f"cp{wheel.python}-{wheel.abi}-{platform}" for platform in wheel.platforms}
+    tags = {f"cp{wheel.python.removesuffix('t')}-{wheel.abi}-{platform}" for platform in wheel.platforms}
     if set(header.get_all("Tag", [])) != tags:
         yield f"the file WHEEL has the tags {header.get_all('Tag', [])}, but the name has {sorted(tags)}"
     if header["Root-Is-Purelib"] != "false":
@@ -359,7 +361,7 @@ def absent(paths: list[pathlib.Path]) -> list[str]:
         for python in PYTHONS
         for family in LIBRARIES
         for machine in MACHINES
-        if not re.search(rf"-cp{python}-cp{python}-{family}\S*_{machine}\.whl", names)
+        if not re.search(rf"-cp{python.removesuffix('t')}-cp{python}-{family}\S*_{machine}\.whl", names)
     ]
 
 

@@ -9,8 +9,9 @@
 Steps run in two lanes, because tests wait about as much as they compute: what runs on the main interpreter, and what runs on others
 beside it. A lane that has nothing else to do takes the next of the steps that can run in either. The output of a step is printed when
 it ends. A step that fails doesn't stop the others. CPython 3.14 and 3.15 come from a Debian tree (tools/pythons.sh) where this machine
-has none. Of the interpreters between the oldest and the newest, one takes part in each run, on one backend; the commit's hash decides
-which one.
+has none. A free-threaded CPython comes from no package source: `--all` uses the one that RINGLOOP_FREE_THREADED_PYTHON names, or
+python3.14t and later of the PATH or of pyenv, and says so where there is none. Of the interpreters between the oldest and the newest,
+one takes part in each run, on one backend; the commit's hash decides which one.
 
 A test that fails once and then passes twice alone is flaky (tools/test_records.py). The summary lists it, and the check passes
 with up to five of these. Exits with 0 if everything passed, with 1 if something failed, with 2 if the check could not begin.
@@ -24,6 +25,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -40,6 +42,8 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 REPORT = REPOSITORY / "target" / "check" / "report.json"
 OLDEST, NEWEST = 11, 15
 """The minor versions of CPython that are supported."""
+OLDEST_FREE_THREADED = 14
+"""The oldest minor version that is supported without the GIL."""
 TREE = "tools/pythons.sh"
 """The command that runs others in a tree of Debian's packages, and makes it first where it is missing."""
 IN_TREE = {14, 15}
@@ -135,6 +139,8 @@ class Interpreters:
     main: Interpreter
     others: dict[int, Interpreter]
     missing: list[str]
+    free_threaded: str | None = None
+    """The path of one without the GIL, which takes part only in the whole check."""
 
     @property
     def newest(self) -> Interpreter:
@@ -150,6 +156,22 @@ class Interpreters:
     def in_the_middle(self) -> list[Interpreter]:
         """The others, without the newest."""
         return [python for python in self.others.values() if python != self.newest]
+
+
+def find_free_threaded() -> str | None:
+    """Return the free-threaded CPython that the environment names, or else the newest of this machine that ringloop supports."""
+    candidates = [os.environ.get("RINGLOOP_FREE_THREADED_PYTHON")]
+    for minor in range(NEWEST, OLDEST_FREE_THREADED - 1, -1):
+        name = f"python3.{minor}t"
+        candidates += [shutil.which(name), *map(str, Path.home().glob(f".pyenv/versions/3.{minor}.*t/bin/{name}"))]
+    for candidate in candidates:
+        if (
+            candidate
+            and shutil.which(candidate)
+            and run_quietly(candidate, "tools/free_threading.py", "--named").returncode == 0
+        ):
+            return candidate
+    return None
 
 
 def find_interpreters() -> Interpreters:
@@ -171,7 +193,8 @@ def find_interpreters() -> Interpreters:
         for minor in range(OLDEST, NEWEST)
         if minor not in found
     ]
-    return Interpreters(main, {minor: python for minor, python in found.items() if minor != main.minor}, missing)
+    others = {minor: python for minor, python in found.items() if minor != main.minor}
+    return Interpreters(main, others, missing, find_free_threaded())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -254,6 +277,7 @@ def plan(pythons: Interpreters, commit: str, *, quick: bool = False) -> list[Ste
         ),
         Step("make docs", "the site, every link", main.make("docs"), "either", ("environment",)),
         *long_steps(main, pythons.newest),
+        free_threaded_step(pythons.free_threaded),
     ]
 
 
@@ -384,6 +408,19 @@ def long_steps(main: Interpreter, newest: Interpreter) -> Iterator[Step]:
     ):
         needs = ("make test-package",) if wheels in command else ("make build",)
         yield Step(name, covers, command, "main", (*needs, "debian tree"), in_quick=False)
+
+
+def free_threaded_step(python: str | None) -> Step:
+    """Return the step of all Python tests without the GIL. Where there is no such interpreter, it says so, and is absent."""
+    command = ["make", "test-free-threaded", f"PYTHON={python}"]
+    if python is None:
+        reason = (
+            f"left out: no free-threaded CPython 3.{OLDEST_FREE_THREADED} or later is on this machine; "
+            "RINGLOOP_FREE_THREADED_PYTHON names one"
+        )
+        command = ["sh", "-c", f"echo {shlex.quote(reason)}; exit {ABSENT}"]
+    covers = "the Python tests on a free-threaded CPython, with long tests of threads"
+    return Step("make test-free-threaded", covers, command, "main", ("make build",), in_quick=False)
 
 
 # Running them.

@@ -23,8 +23,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 DIST = ROOT / "dist"
 CRATES = ("ringloop-driver", "ringloop-reactor", "ringloop")
 """Those on crates.io."""
-WHEELS = 20
-"""Five Pythons, two machines, two C libraries."""
+WHEELS = 28
+"""Seven Pythons, of which two are free-threaded, two machines, two C libraries."""
 
 
 def version() -> str:

@@ -39,7 +39,9 @@ def runs(python: str, program: str = "") -> bool:
 
 def native(version: str) -> str:
     """Return a Python of this version on this machine; empty if there is none that runs."""
-    pyenv = pathlib.Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}")
+    # pyenv calls a free-threaded one 3.14.2t.
+    number = version.removesuffix("t")
+    pyenv = pathlib.Path.home().glob(f".pyenv/versions/{number}.*/bin/python{version}")
     for candidate in [shutil.which(f"python{version}"), *sorted(map(str, pyenv), reverse=True)]:
         # A shim of pyenv's is there even for a version that is not selected.
         if candidate and runs(candidate, "import venv, ensurepip"):
@@ -53,7 +55,7 @@ class Trial:
 
     package: pathlib.Path
     version: str
-    """Of the Python, such as 3.14."""
+    """Of the Python, such as 3.14, or 3.14t without the GIL."""
     interpreter: tuple[str, ...]
     """Arguments for try_wheel.py that name this Python; none if there is none."""
     reason: str = ""
@@ -85,10 +87,10 @@ def on_this_machine(package: pathlib.Path, version: str) -> Trial:
 
 def trial_of(wheel: pathlib.Path) -> Trial:
     """Return how a wheel is tried."""
-    match = re.fullmatch(r"ringloop-[^-]+-cp3(\d+)-\w+-(many|musl)linux_.*_(x86_64|aarch64)\.whl", wheel.name)
+    match = re.fullmatch(r"ringloop-[^-]+-cp3(\d+)-cp3\1(t?)-(many|musl)linux_.*_(x86_64|aarch64)\.whl", wheel.name)
     if match is None:
         return Trial(wheel, "", (), "its name is not understood")
-    version, libc, machine = f"3.{match[1]}", match[2], match[3]
+    version, libc, machine = f"3.{match[1]}{match[2]}", match[3], match[4]
     if libc == "many" and machine == platform.machine():
         return on_this_machine(wheel, version)
     script = FOREIGN / f"{'glibc' if libc == 'many' else 'musl'}-{machine}" / f"python{version}"

@@ -1,6 +1,6 @@
 """Build ringloop's wheels: CPython 3.11 to 3.15, x86-64 and aarch64, glibc and musl, all on one machine.
 
-usage: tools/wheels.py [--list] [--target TARGET...] [--python 3.14...] [--here] [--fast] [--output DIR]
+usage: tools/wheels.py [--list] [--target TARGET...] [--python 3.14 3.14t...] [--here] [--fast] [--output DIR]
 
 maturin builds them and zig links them, so no machine or container of the target is needed, and no interpreter but the one that
 runs this. What is needed is Rust's standard library for each target. It is found in one of two ways:
@@ -10,6 +10,8 @@ runs this. What is needed is Rust's standard library for each target. It is foun
 
 A target that can't be built is left out with a message that says what is missing, and the program exits with 77 when all others
 are built. `tools/pythons.sh --rust make wheels` has everything that is needed, from Debian.
+
+3.14t and 3.15t are free-threaded, with wheels of their own (cp314-cp314t). maturin knows their ABI, too, without an interpreter.
 
 Wheels built twice from one commit are equal if the toolchains are: `make reproducible` checks it.
 """
@@ -26,7 +28,7 @@ import sysconfig
 from dataclasses import dataclass
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PYTHONS = ("3.11", "3.12", "3.13", "3.14", "3.15")
+PYTHONS = ("3.11", "3.12", "3.13", "3.14", "3.15", "3.14t", "3.15t")
 LACKING = 77
 BUILT_STD = "std,panic_abort"
 """The crates that -Zbuild-std builds. panic_abort is needed although panics unwind."""
@@ -144,7 +146,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.here:
         arguments.target = [f"{os.uname().machine}-unknown-linux-gnu"]
-        arguments.python = ["{}.{}".format(*sys.version_info)]
+        arguments.python = ["{}.{}".format(*sys.version_info) + ("t" if "t" in sys.abiflags else "")]
     if shutil.which("rustc") is None:
         parser.error("there is no rustc on the PATH")
     toolchain = Toolchain.find()
