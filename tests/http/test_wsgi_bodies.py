@@ -308,6 +308,32 @@ def test_a_body_is_received_ahead_if_others_were_read(arm, loop):
     run(loop, test())
 
 
+def test_threads_that_read_one_body_get_each_line_once(arm, loop):
+    lines = [b"%07d\n" % number for number in range(30_000)]
+    taken = []
+
+    def application(environ, start_response):
+        stream = environ["wsgi.input"]
+
+        def read(take):
+            while line := take(8):
+                taken.append(line)
+
+        threads = [support.BackgroundThread(read, take) for take in (stream.read, stream.readline) * 2]
+        for thread in threads:
+            thread.result()
+        start_response("200 OK", [("Content-Length", "0")])
+        return []
+
+    async def test():
+        async with serve(arm, application) as server, server.client() as client:
+            client.write(post(b"".join(lines)))
+            await client.response()
+
+    run(loop, test())
+    assert sorted(taken) == lines
+
+
 def test_threads_of_a_view_may_want_more_than_the_first_of_them(arm, loop):
     begun, done = threading.Event(), threading.Event()
     lengths = []

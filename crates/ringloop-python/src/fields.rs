@@ -10,7 +10,10 @@
 
 use std::cell::OnceCell;
 use std::ptr;
-use std::sync::atomic::{AtomicIsize, AtomicPtr, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicIsize, AtomicPtr, AtomicUsize,
+    Ordering::{AcqRel, Relaxed},
+};
 
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -144,8 +147,15 @@ impl<'a, 'py> Fields<'a, 'py> {
         slot: *mut *mut ffi::PyObject,
         value: *mut ffi::PyObject,
     ) -> *mut ffi::PyObject {
-        // SAFETY: the GIL is held; the slot is one of this object's, which is the function's contract.
-        with_critical_section(self.object, || unsafe { ptr::replace(slot, value) })
+        // SAFETY: the GIL is held; the slot is one of this object's, which is the function's contract. Without the GIL, the
+        // interpreter reads it atomically, and may do so outside of a critical section.
+        with_critical_section(self.object, || unsafe {
+            if cfg!(Py_GIL_DISABLED) {
+                AtomicPtr::from_ptr(slot).swap(value, AcqRel)
+            } else {
+                ptr::replace(slot, value)
+            }
+        })
     }
 
     /// Whether the object may have attributes besides the `count` that its class gives to all.

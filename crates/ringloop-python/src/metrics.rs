@@ -193,7 +193,13 @@ impl Meter {
     /// It has the GIL.
     #[inline]
     pub(crate) fn go_on(&self, woke_ticks: u64) {
-        add(&self.gil_ticks, self.ticks.now().saturating_sub(woke_ticks));
+        let ticks = self.ticks.now().saturating_sub(woke_ticks);
+        if cfg!(Py_GIL_DISABLED) {
+            // Another thread may take them at this moment.
+            self.gil_ticks.fetch_add(ticks, Relaxed);
+        } else {
+            add(&self.gil_ticks, ticks);
+        }
     }
 
     /// Keeps the last counters of a reactor that goes away.

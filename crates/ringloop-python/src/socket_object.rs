@@ -13,7 +13,7 @@
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering::Relaxed};
 
 use crate::names::intern;
 use crate::objects::{self, New};
@@ -92,10 +92,10 @@ fn fields(sock: &Bound<'_, PyAny>) -> Option<Fields> {
 unsafe fn read(sock: &Bound<'_, PyAny>) -> Fields {
     let object = sock.as_ptr().cast::<SocketObject>();
     // SAFETY: the object is as large as a `SocketObject`, and the GIL is held, which is the function's contract. Any
-    // bytes are integers.
+    // bytes are integers. Without the GIL, the interpreter writes the number atomically.
     unsafe {
         Fields {
-            fd: (*object).fd,
+            fd: AtomicI32::from_ptr(&raw mut (*object).fd).load(Relaxed),
             family: (*object).family,
             kind: (*object).kind,
             proto: (*object).proto,

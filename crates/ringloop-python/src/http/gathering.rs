@@ -27,7 +27,7 @@ const MAPPED: usize = 31 * 1024 * 1024;
 /// As many views must have read such bodies, since one has ignored its own, before others are received ahead of their views.
 const READS_MIN: u8 = 4;
 
-/// The state of a service, which is only used under the GIL.
+/// The state of a service.
 #[derive(Default)]
 pub(super) struct Gathering(Arc<Shared>);
 
@@ -70,7 +70,8 @@ impl Gathering {
         if self.0.reads.load(Relaxed) < READS_MIN || ahead > AHEAD_MAX {
             return None;
         }
-        self.0.ahead.store(ahead, Relaxed);
+        // Requests may end in the threads of their views.
+        self.0.ahead.fetch_add(length, Relaxed);
         Some(Reserved {
             shared: Arc::clone(&self.0),
             length,
@@ -86,7 +87,6 @@ pub(super) struct Reserved {
 
 impl Drop for Reserved {
     fn drop(&mut self) {
-        let ahead = self.shared.ahead.load(Relaxed);
-        self.shared.ahead.store(ahead - self.length, Relaxed);
+        self.shared.ahead.fetch_sub(self.length, Relaxed);
     }
 }

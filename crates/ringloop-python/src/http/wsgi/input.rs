@@ -140,7 +140,33 @@ impl Input {
         taken
     }
 
+    fn read_alone<'py>(&self, py: Python<'py>, size: usize) -> PyResult<Bound<'py, PyBytes>> {
+        let (is_empty, is_at_end) = {
+            let state = self.state.get(py);
+            (state.rest().is_empty(), state.is_at_end)
+        };
+        if is_empty && !is_at_end && size > 0 {
+            let (part, more) = self.receive(py, size)?;
+            let count = part.as_bytes().len();
+            if count == size || (!more && count < size) {
+                self.state.get_mut(py).is_at_end = !more;
+                return Ok(part);
+            }
+            self.keep(&part, more)?;
+        }
+        loop {
+            let left = size.saturating_sub(self.state.get(py).rest().len());
+            if left == 0 || !self.fill(py, left)? {
+                return self.take(py, size);
+            }
+        }
+    }
+
     fn read_line<'py>(&self, py: Python<'py>, size: usize) -> PyResult<Bound<'py, PyBytes>> {
+        View::alone(self.view.bind(py), || self.read_line_alone(py, size))
+    }
+
+    fn read_line_alone<'py>(&self, py: Python<'py>, size: usize) -> PyResult<Bound<'py, PyBytes>> {
         let mut searched = 0;
         loop {
             let count = {
@@ -173,26 +199,7 @@ impl Input {
     /// Reads up to `size` bytes: fewer only at the end.
     #[pyo3(signature = (size=None, /))]
     fn read<'py>(&self, py: Python<'py>, size: Option<isize>) -> PyResult<Bound<'py, PyBytes>> {
-        let size = limit(size);
-        let (is_empty, is_at_end) = {
-            let state = self.state.get(py);
-            (state.rest().is_empty(), state.is_at_end)
-        };
-        if is_empty && !is_at_end && size > 0 {
-            let (part, more) = self.receive(py, size)?;
-            let count = part.as_bytes().len();
-            if count == size || (!more && count < size) {
-                self.state.get_mut(py).is_at_end = !more;
-                return Ok(part);
-            }
-            self.keep(&part, more)?;
-        }
-        loop {
-            let left = size.saturating_sub(self.state.get(py).rest().len());
-            if left == 0 || !self.fill(py, left)? {
-                return self.take(py, size);
-            }
-        }
+        View::alone(self.view.bind(py), || self.read_alone(py, limit(size)))
     }
 
     /// Reads a line, or its first `size` bytes.

@@ -151,17 +151,15 @@ impl View {
             })
         };
         let result = run();
-        // It fails only where there is no loop any more, and so nobody to tell.
-        let _ = pool.get().alone(py, || {
-            {
-                let mut state = slf.get().state.get_mut(py);
-                state.is_over = true;
-                if state.end == End::Open {
-                    state.end = End::Broken;
-                }
+        {
+            let mut state = slf.get().state.get_mut(py);
+            state.is_over = true;
+            if state.end == End::Open {
+                state.end = End::Broken;
             }
-            Self::post(slf, pool)
-        });
+        }
+        // It fails only where there is no loop any more, and so nobody to tell.
+        let _ = pool.get().alone(py, || Self::post(slf, pool));
         result
     }
 
