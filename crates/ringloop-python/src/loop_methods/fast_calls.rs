@@ -4,11 +4,12 @@
 
 use std::ptr;
 
+use pyo3::Borrowed;
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyTuple, PyType};
+use pyo3::types::{PyString, PyTuple, PyType};
 
 use crate::event_loop::Loop;
 use crate::handle::{Call, Deadline, Origin};
@@ -60,13 +61,15 @@ unsafe fn parse<'a>(
         rest = others;
     }
     if !names.is_null() {
-        // SAFETY: `names` is a tuple of strings, and a keyword's value stands behind the positional arguments.
-        let names = unsafe { Bound::from_borrowed_ptr(py, names).cast_into_unchecked::<PyTuple>() };
-        for (index, name) in names.iter().enumerate() {
+        // SAFETY: `names` is a tuple of strings, and a keyword's value stands behind the positional arguments. They are
+        // borrowed: all loops share them, and without the GIL their threads would share the counts of references.
+        let names = unsafe { Borrowed::from_ptr(py, names).cast_unchecked::<PyTuple>() };
+        for (index, name) in names.iter_borrowed().enumerate() {
             // SAFETY: `index` is below the length of `names`, and one value per name follows the positional arguments,
             // which is the function's contract.
             let value = unsafe { *arguments.add(positional as usize + index) };
-            let name = name.str()?;
+            // SAFETY: a keyword is a string.
+            let name = unsafe { name.cast_unchecked::<PyString>() };
             let name = name.to_str()?;
             let slot = match name {
                 "context" => &mut context,
