@@ -304,9 +304,15 @@ impl Loop {
         let queue = self.queue.replace(py, Queue::new());
         let watches = self.watches.replace(py, Watches::default());
         let operations = self.operations.replace(py, Operations::default());
-        if let Some(reactor) = self.reactor.replace(py, None) {
-            self.meter.keep(py, reactor.counters());
-        }
+        let reactor = {
+            let mut slot = self.reactor.get_mut(py);
+            if let Some(reactor) = slot.as_deref() {
+                // Before it is away: another thread that asks for the counters must not find older ones.
+                self.meter.keep(py, reactor.counters());
+            }
+            slot.take()
+        };
+        drop(reactor);
         drop(self.waker.replace(py, None));
         drop(self.receive_buffer.replace(py, None));
         drop(self.batch.replace(py, None));

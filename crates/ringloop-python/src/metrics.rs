@@ -1,14 +1,18 @@
 //! The counters of a loop.
 //!
-//! The counters are plain loads and stores, because whoever writes them holds the GIL.
+//! The counters are plain loads and stores, because only the thread writes them that runs the loop. Any thread may read them.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicU64,
+    Ordering::{Acquire, Relaxed, Release},
+    fence,
+};
 
 use crate::cell::GilCell;
 use pyo3::prelude::*;
 use ringloop_reactor::ReactorCounters;
-use ringloop_reactor::clock::Ticks;
+use ringloop_reactor::clock::{self, Ticks};
 
 thread_local! {
     /// System calls that this thread made outside of the driver. Shared with the meter of the loop that it runs.
@@ -22,10 +26,15 @@ pub(crate) fn count_system_call() {
     let _ = SYSTEM_CALLS.try_with(|count| add(count, 1));
 }
 
-/// Only for counters that are written under the GIL, or by one thread.
+/// Only for counters that one thread writes at a time.
 #[inline]
 fn add(counter: &AtomicU64, amount: u64) {
     counter.store(counter.load(Relaxed) + amount, Relaxed);
+}
+
+/// The value, or what was told before if that is more.
+fn grow(told: &AtomicU64, value: u64) -> u64 {
+    told.fetch_max(value, Relaxed).max(value)
 }
 
 /// A loop's counters.
@@ -42,13 +51,16 @@ pub(crate) struct Meter {
     /// Between the end of a wait and having the GIL back: up to the last snapshot, and since.
     gil_ns: AtomicU64,
     gil_ticks: AtomicU64,
+    /// The most that a snapshot has told: the end of a wait is known a moment after it.
+    told_idle_ns: AtomicU64,
+    told_busy_ns: AtomicU64,
     /// Written by the thread that watches the loop.
     stalls: AtomicU64,
     slowest_ns: AtomicU64,
     slowest: GilCell<String>,
     /// Of runs that are over.
     system_calls: AtomicU64,
-    /// The running thread's count, and what it was when the run began.
+    /// The running thread's count, and what it was when the run began. Borrowed while a run begins or ends.
     thread_system_calls: GilCell<Option<(Arc<AtomicU64>, u64)>>,
     /// As they were when the reactor was last put away: before a wait, and when the loop was closed.
     reactor: GilCell<ReactorCounters>,
@@ -66,19 +78,29 @@ impl Idle {
     fn begin_wait(&self, now_ns: u64) {
         let sum_ns = self.0.load(Relaxed);
         let base_ns = now_ns.wrapping_sub(sum_ns) & !Self::WAITING;
-        self.0.store(base_ns | Self::WAITING, Relaxed);
+        self.0.store(base_ns | Self::WAITING, Release);
     }
 
     fn end_wait(&self, sum_ns: u64) {
-        self.0.store(sum_ns & !Self::WAITING, Relaxed);
+        self.0.store(sum_ns & !Self::WAITING, Release);
     }
 
-    fn sum_ns(&self, now_ns: u64) -> u64 {
-        match self.0.load(Relaxed) {
-            base_ns if base_ns & Self::WAITING != 0 => {
-                now_ns.wrapping_sub(base_ns) & !Self::WAITING
+    /// The time, and the sum up to then.
+    fn now_and_sum_ns(&self) -> (u64, u64) {
+        loop {
+            let word = self.0.load(Acquire);
+            let now_ns = clock::now_ns();
+            fence(Acquire);
+            // Otherwise a wait may have begun or ended before that time.
+            if self.0.load(Relaxed) == word {
+                let is_waiting = word & Self::WAITING != 0;
+                let sum_ns = if is_waiting {
+                    now_ns.wrapping_sub(word) & !Self::WAITING
+                } else {
+                    word
+                };
+                return (now_ns, sum_ns);
             }
-            sum_ns => sum_ns,
         }
     }
 }
@@ -162,16 +184,18 @@ impl Meter {
 
     /// The loop begins to run in this thread.
     pub(crate) fn begin_run(&self, py: Python<'_>, now_ns: u64) {
-        self.running_since_ns.store(now_ns, Relaxed);
         let counted = SYSTEM_CALLS.try_with(|count| (count.clone(), count.load(Relaxed)));
-        drop(self.thread_system_calls.replace(py, counted.ok()));
+        let mut held = self.thread_system_calls.get_mut(py);
+        self.running_since_ns.store(now_ns, Relaxed);
+        *held = counted.ok();
     }
 
     /// The run is over.
     pub(crate) fn end_run(&self, py: Python<'_>, now_ns: u64) {
+        let mut held = self.thread_system_calls.get_mut(py);
         let since_ns = self.running_since_ns.swap(0, Relaxed);
         add(&self.ran_ns, now_ns.saturating_sub(since_ns));
-        if let Some((count, before)) = self.thread_system_calls.replace(py, None) {
+        if let Some((count, before)) = held.take() {
             add(&self.system_calls, count.load(Relaxed) - before);
         }
     }
@@ -208,39 +232,34 @@ impl Meter {
     }
 
     /// Returns the counts and times so far. `reactor` has the counters of a reactor that is not away.
-    pub(crate) fn totals(
-        &self,
-        py: Python<'_>,
-        now_ns: u64,
-        reactor: Option<ReactorCounters>,
-    ) -> Totals {
+    pub(crate) fn totals(&self, py: Python<'_>, reactor: Option<ReactorCounters>) -> Totals {
+        let reactor = reactor.unwrap_or_else(|| *self.reactor.get(py));
+        // Several threads may ask at once.
+        let more_ns = self.ticks.to_ns(self.gil_ticks.swap(0, Relaxed));
+        let gil_ns = self.gil_ns.fetch_add(more_ns, Relaxed) + more_ns;
+        let run = self.thread_system_calls.get(py);
+        let (now_ns, idle_ns) = self.idle.now_and_sum_ns();
         let running_ns = match self.running_since_ns.load(Relaxed) {
             0 => 0,
             since_ns => now_ns.saturating_sub(since_ns),
         };
-        let reactor = reactor.unwrap_or_else(|| *self.reactor.get(py));
-        let idle_ns = self.idle.sum_ns(now_ns);
-        // Several threads may ask at once.
-        let more_ns = self.ticks.to_ns(self.gil_ticks.swap(0, Relaxed));
-        let gil_ns = self.gil_ns.fetch_add(more_ns, Relaxed) + more_ns;
         let ran_ns = self.ran_ns.load(Relaxed) + running_ns;
-        let direct_calls = match &*self.thread_system_calls.get(py) {
-            Some((count, before)) => count.load(Relaxed) - before,
-            None => 0,
-        };
+        let mut direct_calls = self.system_calls.load(Relaxed);
+        if let Some((count, before)) = &*run {
+            direct_calls += count.load(Relaxed) - before;
+        }
+        drop(run);
         let slowest_ns = self.slowest_ns.load(Relaxed);
         Totals {
             turns: self.turns.load(Relaxed),
             callbacks: self.callbacks.load(Relaxed),
-            busy_ns: ran_ns.saturating_sub(idle_ns + gil_ns),
-            idle_ns,
+            busy_ns: grow(&self.told_busy_ns, ran_ns.saturating_sub(idle_ns + gil_ns)),
+            idle_ns: grow(&self.told_idle_ns, idle_ns),
             gil_ns,
             slowest_ns,
             stalls: self.stalls.load(Relaxed),
             slowest: (slowest_ns > 0).then(|| self.slowest.get(py).clone()),
-            system_calls: reactor.driver.system_calls
-                + self.system_calls.load(Relaxed)
-                + direct_calls,
+            system_calls: reactor.driver.system_calls + direct_calls,
             reactor,
         }
     }

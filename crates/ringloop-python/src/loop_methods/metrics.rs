@@ -2,14 +2,12 @@
 
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
-use ringloop_reactor::clock;
 
 use crate::event_loop::Loop;
 use crate::objects::New;
 
 /// Returns what the loop has done so far, in the order of the fields of `ringloop.Metrics` after the backend.
 pub(super) fn snapshot<'py>(py: Python<'py>, event_loop: &Loop) -> PyResult<Bound<'py, PyTuple>> {
-    let now_ns = clock::now_ns();
     let reactor = {
         let reactor = event_loop.reactor.get(py);
         reactor.as_deref().map(ringloop_reactor::Reactor::counters)
@@ -19,7 +17,7 @@ pub(super) fn snapshot<'py>(py: Python<'py>, event_loop: &Loop) -> PyResult<Boun
         (queue.ready.len() + queue.arrived.len(), queue.timers.len())
     };
     let connections = event_loop.watches.get(py).transports();
-    let totals = event_loop.meter.totals(py, now_ns, reactor);
+    let totals = event_loop.meter.totals(py, reactor);
     New((
         New((
             New(totals.turns),
