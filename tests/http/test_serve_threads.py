@@ -2,7 +2,7 @@
 
 import contextlib
 import http.client
-import os
+import pathlib
 import signal
 import socket
 import sys
@@ -11,7 +11,8 @@ import time
 import pytest
 
 import support
-from serve_process import FOLDER, begin, fails, serving
+from ringloop.http import Config, Server, _config, _listening
+from serve_process import FOLDER, RINGLOOP, begin, fails, serving
 
 # The server is above the loop: few tests need both backends.
 pytestmark = [pytest.mark.ringloop_only, pytest.mark.any_backend]
@@ -41,6 +42,36 @@ def threads_that_answer(program, count):
     return found
 
 
+def receive_all(sock):
+    data = b""
+    while chunk := sock.recv(65536):
+        data += chunk
+    return data
+
+
+def receive_beginning(sock):
+    """Return the thread that streams the answer, which has begun but not ended."""
+    data = b""
+    while b"begun in " not in data or not data.endswith(b".\r\n"):
+        chunk = sock.recv(65536)
+        assert chunk, data
+        data += chunk
+    return data.partition(b"begun in ")[2].removesuffix(b".\r\n").decode()
+
+
+def assert_both_threads_accept(program):
+    """The loop of one thread is held until the other one has answered."""
+    held = program.client()
+    with contextlib.closing(held):
+        held.request("GET", "/hold")
+        # From then on, it accepts no connection.
+        program.wait_for("held ")
+        other, made_in = program.get_json("/release")
+        assert other in ("first", SECOND)
+        assert made_in == "first"
+        assert held.getresponse().read() == b"true"
+
+
 @both_backends
 def test_each_thread_answers_with_one_application(arm):
     with serving_in_threads(arm, "--threads", 3) as program:
@@ -66,9 +97,61 @@ def test_a_thread_that_cannot_start_ends_all(arm):
     ) as program:
         assert program.wait() == 3
     assert "no start here" in program.output
-    assert "Thread 2 can't start" in program.output
+    assert "Thread 2 can't start: Application startup failed" in program.output
     assert "shutdown in first" in program.output
     assert "Traceback" not in program.output
+    assert "left behind" not in program.output
+
+
+@pytest.mark.parametrize("app", ["threadless_app", "slow_app"])
+def test_threads_that_have_not_started_are_not_waited_for(arm, app):
+    """One of them waits for its application for ever when another one fails."""
+    options = ["--lifespan-per-thread"] if app == "slow_app" else []
+    with serving_in_threads(arm, "--threads", 3, *options, app=f"threads_application:{app}") as program:
+        assert program.wait() == 3
+    assert "Thread 2 can't start: " in program.output
+    assert "shutdown in first" in program.output
+    for text in ("Traceback", "left behind", "running on"):
+        assert text not in program.output
+
+
+@pytest.mark.parametrize("spare", [0, 1, 2, 3, 4, 6, 8, 12])
+def test_no_descriptors_for_a_thread(arm, spare):
+    with serving_in_threads(
+        arm,
+        *("--threads", 2, "--timeout-graceful-shutdown", 1),
+        app="threads_application:exhausting_app",
+        env={"SPARE_DESCRIPTORS": str(spare)},
+    ) as program:
+        if spare < 4:
+            assert program.wait() == 3
+            assert "Thread 1 can't start: " in program.output
+            assert "running on" not in program.output
+        else:
+            # The loop's backend says whether there are enough.
+            program.wait_for("running on|can't start")
+            program.stop()
+    for text in ("Traceback", "left behind"):
+        assert text not in program.output
+
+
+def test_one_of_two_servers_that_start_at_once_is_refused():
+    """Both may be bound before one of them listens. Only then may others have the same port."""
+    first = _listening.bind("127.0.0.1", 0)
+    second = _listening.bind("127.0.0.1", first.sockets[0].getsockname()[1])
+    with contextlib.closing(first), contextlib.closing(second):
+        first.sockets[0].listen()
+        first.allow_more()
+        with pytest.raises(OSError, match="in use"):
+            second.sockets[0].listen()
+        with contextlib.closing(_listening.bind(*first.sockets[0].getsockname(), reuse_port=True)) as further:
+            further.sockets[0].listen()
+
+
+def test_a_server_object_serves_in_one_thread(monkeypatch):
+    monkeypatch.setattr(_config, "has_gil", lambda: False)
+    with pytest.raises(ValueError, match="one thread"):
+        Server(Config(None, threads=2))
 
 
 @both_backends
@@ -81,17 +164,11 @@ def test_requests_in_progress_end_in_each_thread(arm):
                 assert time.monotonic() < deadline, begun
                 sock = stack.enter_context(program.connect())
                 sock.sendall(b"GET /stream HTTP/1.1\r\nhost: localhost\r\n\r\n")
-                data = b""
-                while b"begun in " not in data or not data.endswith(b".\r\n"):
-                    data += sock.recv(65536)
-                begun[data.partition(b"begun in ")[2]] = sock
+                begun[receive_beginning(sock)] = sock
             program.send(signal.SIGTERM)
             program.wait_for("Waiting for connections to close")
             for sock in begun.values():
-                rest = b""
-                while chunk := sock.recv(65536):
-                    rest += chunk
-                assert b" ended" in rest
+                assert b" ended" in receive_all(sock)
         assert program.wait() == -signal.SIGTERM
 
 
@@ -148,14 +225,12 @@ def test_a_thread_that_ends_by_itself_ends_the_process(arm):
 def test_requests_end_in_other_threads_if_the_first_ends_by_itself(arm):
     with serving_in_threads(arm, "--threads", 2) as program, contextlib.ExitStack() as stack:
         deadline = time.monotonic() + support.PATIENCE_S
-        data = b""
-        while SECOND.encode() not in data:
+        thread = None
+        while thread != SECOND:
             assert time.monotonic() < deadline
             sock = stack.enter_context(program.connect())
             sock.sendall(b"GET /stream HTTP/1.1\r\nhost: localhost\r\n\r\n")
-            data = b""
-            while b"begun in " not in data or not data.endswith(b".\r\n"):
-                data += sock.recv(65536)
+            thread = receive_beginning(sock)
         threads = set()
         while "first" not in threads:
             assert time.monotonic() < deadline
@@ -166,10 +241,7 @@ def test_requests_end_in_other_threads_if_the_first_ends_by_itself(arm):
                     answer += chunk
             threads.add("first" if b"stopping" in answer else "other")
         # The application ends its answer when half of the time for that is over: the loop of the first is gone by then.
-        rest = b""
-        while chunk := sock.recv(65536):
-            rest += chunk
-        assert b" ended" in rest
+        assert b" ended" in receive_all(sock)
         assert program.wait() == 1
     assert "Event loop stopped" in program.output
 
@@ -181,17 +253,14 @@ def test_an_error_while_a_thread_drains_is_told(arm):
     ):
         threads = set()
         deadline = time.monotonic() + support.PATIENCE_S
-        while SECOND.encode() not in threads:
+        while SECOND not in threads:
             assert time.monotonic() < deadline, threads
             sock = program.connect()
             sock.sendall(b"GET /stream HTTP/1.1\r\nhost: localhost\r\n\r\n")
-            data = b""
-            while b"begun in " not in data or not data.endswith(b".\r\n"):
-                data += sock.recv(65536)
-            thread = data.partition(b"begun in ")[2].removesuffix(b".\r\n")
+            thread = receive_beginning(sock)
             threads.add(thread)
             # Only the further thread has a request to end, and so its loop is stopped while it drains.
-            if thread == SECOND.encode():
+            if thread == SECOND:
                 stack.enter_context(sock)
             else:
                 sock.close()
@@ -201,7 +270,8 @@ def test_an_error_while_a_thread_drains_is_told(arm):
 
 
 def test_interrupted_twice_it_ends_at_once(arm):
-    with serving_in_threads(arm, "--threads", 2, "--timeout-graceful-shutdown", support.PATIENCE_S) as program:
+    patience = 100 * support.PATIENCE_S
+    with serving_in_threads(arm, "--threads", 2, "--timeout-graceful-shutdown", patience) as program:
         clients = [begin(program, "/stream") for _ in range(8)]
         program.send(signal.SIGINT)
         program.wait_for("Waiting for connections to close")
@@ -223,7 +293,7 @@ def test_all_threads_end_when_one_has_served_enough(arm):
 def test_a_unix_socket_is_shared(arm, tmp_path):
     path = tmp_path / "socket"
     with serving_in_threads(arm, "--threads", 2, "--uds", path) as program:
-        assert program.get_json("/")[1] == "first"
+        assert_both_threads_accept(program)
         assert program.stop() == -signal.SIGTERM
     assert not path.exists()
 
@@ -232,7 +302,7 @@ def test_an_inherited_socket_is_shared(arm):
     with socket.create_server(("127.0.0.1", 0)) as sock:
         descriptor = sock.fileno()
         with serving_in_threads(arm, "--threads", 2, "--fd", descriptor, pass_fds=[descriptor]) as program:
-            assert program.get_json("/")[1] == "first"
+            assert_both_threads_accept(program)
             assert program.stop() == -signal.SIGTERM
 
 
@@ -248,9 +318,24 @@ def test_a_port_that_is_in_use_is_refused(arm):
 @pytest.mark.parametrize("pool", [1, 4])
 def test_wsgi_in_threads(arm, pool):
     """Views run at the same time even if each loop has one thread for them."""
-    with serving_in_threads(arm, "--threads", 2, "--wsgi-threads", pool, app="threads_application:view") as program:
-        for _ in range(20):
-            assert program.get("/")[2] == b"multithread"
+    with (
+        serving_in_threads(arm, "--threads", 2, "--wsgi-threads", pool, app="threads_application:view") as program,
+        contextlib.ExitStack() as stack,
+    ):
+
+        def ask(client, path):
+            client.request("GET", path)
+            return client.getresponse().read()
+
+        clients = {}
+        deadline = time.monotonic() + support.PATIENCE_S
+        while len(clients) < 2:
+            assert time.monotonic() < deadline, clients
+            client = stack.enter_context(contextlib.closing(program.client()))
+            clients[ask(client, "/")] = client
+        answers = [support.BackgroundThread(ask, client, "/meet") for client in clients.values()]
+        for answer in answers:
+            assert answer.result().startswith(b"True ")
         assert program.stop() == -signal.SIGTERM
 
 
@@ -295,8 +380,10 @@ def test_what_is_refused(arm, arguments, message):
 
 
 def test_threads_are_refused_with_the_gil(arm):
-    support.needs_gil()
-    status, output = fails(arm, "--threads", "2", "threads_application:app")
+    command = [*RINGLOOP, "serve", "--threads", "2", "threads_application:app"]
+    if not support.has_gil():
+        command[1:1] = ["-X", "gil=1"]
+    status, output = fails(arm, command=command)
     assert status == 3
     assert output == "ERROR:    --threads needs a free-threaded Python (3.14t) without the GIL. Use --workers here.\n"
 
@@ -304,4 +391,6 @@ def test_threads_are_refused_with_the_gil(arm):
 def test_one_thread_needs_no_such_python(arm):
     with serving(arm, "--threads", "1", "threads_application:app") as program:
         assert program.get_json("/") == ["first", "first"]
-        assert len(os.listdir(f"/proc/{program.process.pid}/task")) <= 3
+        names = [path.read_text().strip() for path in pathlib.Path(f"/proc/{program.process.pid}/task").glob("*/comm")]
+        # The kernel has threads of its own there.
+        assert len([name for name in names if not name.startswith("iou-")]) == 1, names

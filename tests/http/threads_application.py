@@ -2,9 +2,13 @@
 
 import asyncio
 import json
+import os
+import resource
 import threading
 
 from applications import answer, say
+
+PATIENCE_S = 100
 
 say("imported")
 
@@ -24,6 +28,14 @@ async def app(scope, receive, send):
             await send({"type": "lifespan.startup.complete"})
         say(f"shutdown in {here()}")
         await send({"type": f"{message['type']}.complete"})
+    elif scope["path"] == "/hold":
+        # The loop of this thread does nothing else until another one has been asked.
+        released.clear()
+        say(f"held {here()}")
+        await answer(send, json.dumps(released.wait(PATIENCE_S)).encode())
+    elif scope["path"] == "/release":
+        released.set()
+        await answer(send, json.dumps([here(), scope["state"]["made in"]]).encode())
     elif scope["path"] == "/stop":
         asyncio.get_running_loop().stop()
     elif scope["path"] == "/stop-first":
@@ -41,10 +53,41 @@ async def app(scope, receive, send):
 
 
 failing: set[str] = set()
+released = threading.Event()
+SECOND, THIRD = "ringloop serve, thread 1", "ringloop serve, thread 2"
 
 
 async def failing_app(scope, receive, send):
-    failing.add("ringloop serve, thread 2")
+    failing.add(THIRD)
+    await app(scope, receive, send)
+
+
+async def slow_app(scope, receive, send):
+    """One thread's lifespan does not start until it is told to end, and another one's fails."""
+    if scope["type"] == "lifespan" and here() == SECOND:
+        say("waiting")
+        await asyncio.get_running_loop().create_future()
+    await failing_app(scope, receive, send)
+
+
+async def threadless_app(scope, receive, send):
+    """There is no room for the last thread."""
+    start = threading.Thread.start
+
+    def refuse(self):
+        if self.name == THIRD:
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    threading.Thread.start = refuse
+    await app(scope, receive, send)
+
+
+async def exhausting_app(scope, receive, send):
+    """There are no descriptors left when the further threads begin."""
+    if scope["type"] == "lifespan" and here() == "first":
+        used = len(os.listdir("/proc/self/fd"))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + int(os.environ["SPARE_DESCRIPTORS"]), 4096))
     await app(scope, receive, send)
 
 
@@ -55,6 +98,11 @@ async def stopping_app(scope, receive, send):
         asyncio.get_running_loop().stop()
 
 
+meeting = threading.Barrier(2)
+
+
 def view(environ, start_response):
+    if environ["PATH_INFO"] == "/meet":
+        meeting.wait(PATIENCE_S)
     start_response("200 OK", [("content-type", "text/plain")])
-    return [b"multithread" if environ["wsgi.multithread"] else b"alone"]
+    return [f"{environ['wsgi.multithread']} {threading.get_ident()}".encode()]

@@ -555,10 +555,7 @@ class Config(HttpSettings):
         passed = _listening.passed_by_systemd()
         if passed is not None:
             return passed
-        listeners = _listening.bind(self.host, self.port, reuse_port=self.reuse_port)
-        if self.threads > 1:
-            listeners.allow_more()
-        return listeners
+        return _listening.bind(self.host, self.port, reuse_port=self.reuse_port)
 
     def _check(self) -> None:
         check(self)
@@ -572,7 +569,10 @@ class Config(HttpSettings):
         if self.threads == 1:
             return
         if self.use_subprocess:
-            raise StartupError("--threads serves in one process, without --workers, --workers-lifetime, --workers-max-rss and --reload.")
+            raise StartupError(
+                "--threads serves in one process, without --workers (or WEB_CONCURRENCY), --workers-lifetime, "
+                "--workers-max-rss and --reload."
+            )
         if has_gil():
             raise StartupError("--threads needs a free-threaded Python (3.14t) without the GIL. Use --workers here.")
 

@@ -73,7 +73,7 @@ class Listeners:
     def allow_more(self) -> None:
         """Let others be bound to the same addresses: further threads of this process, or whoever sets SO_REUSEPORT.
 
-        To be called once these are bound, so that an address which is in use was an error.
+        To be called once these listen, so that an address which is in use was an error.
         """
         if not self._is_inherited and self._path is None:
             for sock in self.sockets:
@@ -118,7 +118,9 @@ def _bind_all(found: list[tuple[Any, Any, int, str, Any]], reuse_port: bool) -> 
         for family, kind, protocol, _, address in found:
             try:
                 sock = socket.socket(family, kind, protocol)
-            except OSError:
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    raise StartupError(f"no socket can be opened: {error.strerror}") from None
                 continue  # A family that this kernel doesn't have, usually IPv6.
             sockets.append(sock)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -179,6 +181,18 @@ def adopt(descriptor: int) -> Listeners:
     except OSError as error:
         raise StartupError(f"{name}: {error.strerror or error}") from None
     return Listeners([_take(copy, name)], is_inherited=True)
+
+
+def duplicate(sockets: list[socket.socket]) -> Listeners:
+    """Return further descriptors of the same sockets. Raise OSError."""
+    copies: list[socket.socket] = []
+    try:
+        for sock in sockets:
+            copies.append(sock.dup())
+    except BaseException:
+        close(copies)
+        raise
+    return Listeners(copies, is_inherited=True)
 
 
 def passed_by_systemd() -> Listeners | None:

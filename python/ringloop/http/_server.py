@@ -10,7 +10,7 @@ import signal
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from .. import EventLoop, _core
 from . import _applications, _listening, _metrics, _pages
@@ -55,7 +55,11 @@ class Server:
     `force_exit` as well ends it without waiting for requests. `servers` are the loop's, one for each socket.
     """
 
+    _takes_threads: ClassVar[bool] = False
+
     def __init__(self, config: Config, listeners: _listening.Listeners | None = None) -> None:
+        if config.threads > 1 and not self._takes_threads:
+            raise ValueError("a Server serves in one thread; ringloop.serve() and `ringloop serve` take the option threads")
         self.config = config
         self.started = False
         self.servers: list[asyncio.Server] = []
@@ -102,7 +106,7 @@ class Server:
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve on a new event loop until told to end; see `serve`. Raise SystemExit(3) also if the loop can't be made."""
-        with startup_failures_logged(), asyncio.Runner(loop_factory=self.config.get_loop_factory()) as runner:
+        with self._failures_logged(), asyncio.Runner(loop_factory=self.config.get_loop_factory()) as runner:
             try:
                 runner.run(self.serve(sockets))
             finally:
@@ -114,7 +118,7 @@ class Server:
         In the main thread SIGINT and SIGTERM end it, unless `install_signal_handlers` is false; they are raised again
         afterwards. Raise SystemExit(3) if it can't start.
         """
-        with self.capture_signals(), startup_failures_logged():
+        with self.capture_signals(), self._failures_logged():
             await self._serve(sockets)
 
     async def _serve(self, sockets: list[socket.socket] | None) -> None:
@@ -357,8 +361,15 @@ class Server:
     def _report(self, text: str) -> None:
         logger.info(text, os.getpid(), extra={"color_message": text.replace("%d", style("%d", color="cyan"))})
 
+    def _failures_logged(self) -> contextlib.AbstractContextManager[None]:
+        return startup_failures_logged()
+
     def _announce(self, sockets: Sequence[socket.socket]) -> None:
         announce(self.config, sockets)
+
+    def _has_requests(self) -> bool:
+        assert self.service is not None
+        return bool(self.service.connections or self.service.active)
 
     def _watch_tls(self) -> None:
         if self.config.reloadable_ssl is not None:
@@ -378,7 +389,7 @@ class Server:
         service, timeout = self.service, self.config.timeout_graceful_shutdown
         assert service is not None
         service.shut_down()
-        if not self._force_exit and (service.connections or service.active):
+        if not self._force_exit and self._has_requests():
             self._inform("Waiting for connections to close. (CTRL+C to force quit)")
         grace = _DISCONNECT_S if timeout is None else timeout / 2
         since = time.monotonic()

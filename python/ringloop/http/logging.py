@@ -343,7 +343,8 @@ _begun: set[AccessLog] = set()
 
 def flush_access_logs() -> None:
     """Write the lines that services still hold back, in order that what is logged next comes after them."""
-    for log in tuple(_begun):
+    # Other threads may serve, and begin lines of their own.
+    for log in _begun.copy():
         if (flush := log._flush) is not None:
             flush()
 
