@@ -127,13 +127,16 @@ def run_in_threads(options, seed):
         while not over.wait(0.02):
             gc.collect()
 
-    threads = [threading.Thread(target=begin, args=[number]) for number in range(options.threads)]
+    # Ctrl-C ends the process without waiting for them.
+    threads = [threading.Thread(target=begin, args=[number], daemon=True) for number in range(options.threads)]
     collector = threading.Thread(target=collect)
-    for thread in (*threads, collector):
-        thread.start()
-    for thread in threads:
-        thread.join()
-    over.set()
+    try:
+        for thread in (*threads, collector):
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        over.set()
     collector.join()
     if failures:
         raise failures[0]

@@ -27,8 +27,10 @@ ARMS = ("asyncio", "io_uring", "epoll")
 HOST = "127.0.0.1"
 DEBUG_MODE_OFF = False
 """True during tests that are marked `without_debug_mode`."""
-PATIENCE_S = 100
-"""How long a test waits for something that must happen. It says nothing about speed: other processes may have the CPU."""
+_EXAMPLES = float(os.environ.get("RINGLOOP_TEST_EXAMPLES", "1"))
+PATIENCE_S = 100 * max(_EXAMPLES, 1)
+"""How long a test waits for something that must happen. It says nothing about speed: other processes may have the CPU, and
+a thread or a child process may try all examples of a test."""
 
 
 def loop_factory(arm):
@@ -218,7 +220,7 @@ def examples(count):
     10 is a long search. `make test` tries a tenth, and so does the check on each interpreter but the main one. Mark such a test with
     `@pytest.mark.examples`, so that `make test-long` tries them all.
     """
-    return max(min(count, 3), round(count * float(os.environ.get("RINGLOOP_TEST_EXAMPLES", "1"))))
+    return max(min(count, 3), round(count * _EXAMPLES))
 
 
 def names_the_slowest(test):
