@@ -80,6 +80,20 @@ def test_pausing_ends_the_delivery_until_resumed(loop):
     assert not transport.is_reading()
 
 
+@pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 32])
+def test_what_arrived_before_a_pause_needs_no_further_arrival(loop, count):
+    """Also if the endpoint was about to look for more: 16 datagrams are received together."""
+    recorder = DatagramRecorder(lambda it, _data: it.transport.pause_reading())
+    transport = queued(loop, recorder, count)
+    for number in range(1, count + 1):
+        wait_for(loop, lambda number=number: len(recorder.data) == number)
+        loop.run_until_complete(turns(3))
+        assert len(recorder.data) == number
+        transport.resume_reading()
+    assert recorder.data == [b"%d" % number for number in range(count)]
+    close(loop, transport)
+
+
 def test_pausing_before_the_first_datagram(loop):
     transport, recorder = endpoint(loop)
     transport.pause_reading()

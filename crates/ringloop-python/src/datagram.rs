@@ -573,11 +573,12 @@ pub(crate) fn on_ready(
     let this = transport.get();
     let (context, too_early) = {
         let mut state = this.state.get_mut(py);
-        let read =
-            readiness.readable && state.started && state.attachment.is_reading() && state.lost == 0;
-        if read {
+        if readiness.readable {
+            // Also while nothing is to be read: reading may go on before anything else arrives.
             state.queued = false;
         }
+        let read =
+            readiness.readable && state.started && state.attachment.is_reading() && state.lost == 0;
         let too_early = read && state.start_turn == event_loop.get().turn();
         let read = read && !too_early;
         let deliver = read && !state.delivering;
