@@ -13,11 +13,11 @@ use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
 use std::ptr::NonNull;
 
-use pyo3::exceptions::PyMemoryError;
+use pyo3::exceptions::{PyBufferError, PyMemoryError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::critical_section::with_critical_section;
-use pyo3::types::{PyByteArray, PyBytes, PyMemoryView};
+use pyo3::types::{PyByteArray, PyBytes, PyList, PyMemoryView};
 
 use crate::addresses::Address;
 use crate::metrics;
@@ -282,6 +282,34 @@ pub(crate) fn is_bytes_like(data: &Bound<'_, PyAny>) -> bool {
     data.is_instance_of::<PyBytes>()
         || data.is_instance_of::<PyByteArray>()
         || data.is_instance_of::<PyMemoryView>()
+}
+
+/// Bytes-like data as it is now, for a later use: `bytes` itself, or a copy. Data whose bytes can't be had, such as a view
+/// that is not contiguous, is given back: whoever uses it will say so.
+pub(crate) fn unchanging<'py>(data: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    let py = data.py();
+    if data.is_exact_instance_of::<PyBytes>() {
+        return Ok(data.clone());
+    }
+    match with_bytes(data, |bytes| objects::bytes(py, bytes)) {
+        Ok(copy) => Ok(copy.into_any()),
+        Err(error) if error.is_instance_of::<PyBufferError>(py) => Ok(data.clone()),
+        Err(error) => Err(error),
+    }
+}
+
+/// The same of each of several: what `writelines` was given.
+pub(crate) fn all_unchanging<'py>(
+    list_of_data: &Bound<'py, PyAny>,
+) -> PyResult<Bound<'py, PyList>> {
+    let pieces = list_of_data.try_iter()?.map(|data| {
+        let data = data?;
+        if data.is_exact_instance_of::<PyBytes>() {
+            return Ok(data);
+        }
+        unchanging(PyMemoryView::from(&data)?.as_any())
+    });
+    objects::list(list_of_data.py(), pieces.collect::<PyResult<Vec<_>>>()?)
 }
 
 /// Whether data counts as empty. A subclass may define its own truth value, and asking a released view is an error.

@@ -185,13 +185,18 @@ impl DatagramTransport {
     }
 
     /// Replaces the protocol; what arrives next goes to it.
-    fn set_protocol(&self, py: Python<'_>, protocol: Py<PyAny>) {
+    fn set_protocol(slf: &Bound<'_, Self>, protocol: &Bound<'_, PyAny>) -> PyResult<()> {
+        let py = slf.py();
+        if endpoint::leave_to_loop(slf, intern!(py, "set_protocol"), [protocol])? {
+            return Ok(());
+        }
         let previous = {
-            let mut state = self.state.get_mut(py);
+            let mut state = slf.get().state.get_mut(py);
             state.protocol_connected = true;
-            state.protocol.replace(protocol)
+            state.protocol.replace(protocol.clone().unbind())
         };
         drop(previous);
+        Ok(())
     }
 
     fn get_protocol(&self, py: Python<'_>) -> Option<Py<PyAny>> {
@@ -225,7 +230,7 @@ impl DatagramTransport {
     ) -> PyResult<()> {
         let py = slf.py();
         let this = slf.get();
-        let (address, is_alive, sends_empty) = {
+        let (address, is_alive, sends_empty, elsewhere) = {
             let state = this.state.get(py);
             (
                 state.address.clone_ref_opt(py),
@@ -233,6 +238,7 @@ impl DatagramTransport {
                 (state.attachment.sock.is_some() || !state.buffer.is_empty())
                     && (state.lost == 0 || state.address.is_none()),
                 state.sends_empty,
+                state.attachment.elsewhere(py),
             )
         };
         if !buffers::is_bytes_like(data) || !is_alive {
@@ -249,6 +255,12 @@ impl DatagramTransport {
             (Some(address), _) => Some(address),
             (None, addr) => addr,
         };
+        if let Some(event_loop) = elsewhere {
+            let data = buffers::unchanging(data)?;
+            let none = py.None().into_bound(py);
+            let arguments = [&data, addr.unwrap_or(&none)];
+            return endpoint::post(event_loop.bind(py), slf, intern!(py, "sendto"), arguments);
+        }
         if this.state.get(py).buffer.is_empty() {
             match transmit(slf, data, target) {
                 Ok(true) => return Ok(()),
@@ -269,12 +281,27 @@ impl DatagramTransport {
         flush(slf)
     }
 
-    /// Begins to close: nothing more is received. True if something is still to be sent, which delays the end.
+    /// If another thread runs the loop: notes that the endpoint is closing, and returns the loop, whose thread is to do the
+    /// rest. `after_the_rest` tells whether what was to be sent before is sent.
+    fn _note_end(&self, py: Python<'_>, after_the_rest: bool) -> Option<Py<Loop>> {
+        let mut state = self.state.get_mut(py);
+        let event_loop = state.attachment.elsewhere(py)?;
+        state.attachment.closes_later |= after_the_rest && !state.attachment.closing;
+        state.attachment.closing = true;
+        Some(event_loop)
+    }
+
+    /// Begins to close: nothing more is received. True if something is still to be sent, which delays the end, or if it has
+    /// ended.
     fn _begin_close(slf: &Bound<'_, Self>) -> PyResult<bool> {
         let py = slf.py();
         let (undelivered, sending) = {
             let mut state = slf.get().state.get_mut(py);
             state.attachment.closing = true;
+            state.attachment.closes_later = false;
+            if state.lost != 0 {
+                return Ok(true);
+            }
             let sending = !state.buffer.is_empty();
             if !sending {
                 state.lost += 1;

@@ -5,6 +5,7 @@ use std::os::fd::RawFd;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
+use pyo3::types::PyString;
 use pyo3::{PyTraverseError, PyVisit};
 use ringloop_driver::{Interest, Mode};
 
@@ -13,6 +14,7 @@ use crate::event_loop::Loop;
 use crate::names::intern;
 use crate::objects::{self, New};
 use crate::queue::{Readiness, Ready, Reason, Served, Transport};
+use crate::scheduling;
 use crate::socket_object;
 use crate::support::{self, CloneRefOption};
 use crate::watches::{Entered, Watch};
@@ -40,6 +42,8 @@ pub(crate) struct Attachment {
     pub(crate) paused: bool,
     /// It closes, or has closed.
     pub(crate) closing: bool,
+    /// Another thread has asked for that, and the loop's own has yet to begin. What was asked for before comes first.
+    pub(crate) closes_later: bool,
 }
 
 /// A native type of transports that has an attachment.
@@ -64,6 +68,7 @@ impl Attachment {
             watch: None,
             paused: false,
             closing: false,
+            closes_later: false,
         })
     }
 
@@ -78,6 +83,21 @@ impl Attachment {
     #[inline]
     pub(crate) fn is_reading(&self) -> bool {
         !self.closing && !self.paused
+    }
+
+    /// The loop, if another thread runs it: this one must leave it to that to change the transport.
+    #[inline]
+    pub(crate) fn elsewhere(&self, py: Python<'_>) -> Option<Py<Loop>> {
+        let event_loop = self.event_loop.as_ref()?;
+        event_loop
+            .get()
+            .runs_elsewhere()
+            .then(|| event_loop.clone_ref(py))
+    }
+
+    /// Whether nothing is to be sent any more, once the buffer is empty.
+    pub(crate) fn ends_when_sent(&self) -> bool {
+        self.closing && !self.closes_later
     }
 
     /// The loop, unless the transport has left it.
@@ -106,24 +126,20 @@ pub(crate) fn closed(py: Python<'_>) -> PyErr {
 /// Enters the transport as the one that has its descriptor.
 pub(crate) fn enter<T: Endpoint>(transport: &Bound<'_, T>, event_loop: &Loop) {
     let py = transport.py();
-    let fd = T::of(transport).attachment(py).fd;
-    let entered = event_loop
-        .watches
-        .get_mut(py)
-        .enter_transport(fd, transport.as_any());
-    T::of(transport).attachment(py).entered = entered;
+    let mut attachment = T::of(transport).attachment(py);
+    let mut watches = event_loop.watches.get_mut(py);
+    attachment.entered = watches.enter_transport(attachment.fd, transport.as_any());
 }
 
 /// Frees the descriptor's number for other uses of the loop.
 fn leave<T: Endpoint>(transport: &T, py: Python<'_>) {
-    let (entered, event_loop, fd) = {
-        let mut attachment = transport.attachment(py);
-        let event_loop = attachment.event_loop(py);
-        (attachment.entered.take(), event_loop, attachment.fd)
-    };
-    if let (Some(entered), Some(event_loop)) = (entered, event_loop) {
+    let mut attachment = transport.attachment(py);
+    let attachment = &mut *attachment;
+    if let Some(event_loop) = &attachment.event_loop
+        && let Some(entered) = attachment.entered.take()
+    {
         let mut watches = event_loop.get().watches.get_mut(py);
-        watches.leave_transport(fd, entered);
+        watches.leave_transport(attachment.fd, entered);
     }
 }
 
@@ -142,6 +158,12 @@ pub(crate) fn list<T: Endpoint>(transport: &Bound<'_, T>, told: (Interest, Mode)
     watching::check_current(py, fd, current)?;
     let watch = watching::list_transport(event_loop.get(), transport, (fd, lent), told)?;
     let mut attachment = this.attachment(py);
+    if attachment.event_loop.is_none() {
+        // It has left its loop meanwhile, because the user's code ran.
+        drop(attachment);
+        watching::delist_transport(py, event_loop.get(), watch);
+        return Ok(());
+    }
     attachment.watch = Some(watch);
     attachment.was_held |= matches!(watch, Watch::Held(_));
     Ok(())
@@ -156,6 +178,15 @@ pub(crate) fn delist<T: Endpoint>(transport: &T, py: Python<'_>) {
     if let (Some(watch), Some(event_loop)) = (watch, event_loop) {
         watching::delist_transport(py, event_loop.get(), watch);
     }
+}
+
+/// Sets whether the loop keeps the transport alive. A reference that is given up goes to the caller, who drops it when
+/// nothing is borrowed. The attachment is borrowed: nobody changes what `hold` was found from before it is set.
+#[must_use = "dropping it may run Python code"]
+pub(crate) fn hold(py: Python<'_>, attachment: &Attachment, hold: bool) -> Option<Py<PyAny>> {
+    let (event_loop, watch) = (attachment.event_loop.as_ref()?, attachment.watch?);
+    let mut watches = event_loop.get().watches.get_mut(py);
+    watches.keep_alive(py, watch, hold)
 }
 
 /// Has the loop forget the socket.
@@ -187,11 +218,38 @@ pub(crate) fn queue_ready<T: Endpoint>(
     readiness: Readiness,
 ) {
     let served = Served::new(transport, Reason::Ready(readiness));
-    event_loop
-        .queue
-        .get_mut(transport.py())
-        .arrived
-        .push(Ready::Transport(served));
+    let py = transport.py();
+    let mut queue = event_loop.queue.get_mut(py);
+    queue.arrived.push(Ready::Transport(served));
+    drop(queue);
+    event_loop.queued(py);
+}
+
+/// Has the loop's thread call a method of the native type, if another thread runs the loop: then the caller has nothing
+/// left to do. The type's own method, so that one that overrides it is not called twice.
+pub(crate) fn leave_to_loop<T: Endpoint, const N: usize>(
+    transport: &Bound<'_, T>,
+    name: &Bound<'_, PyString>,
+    arguments: [&Bound<'_, PyAny>; N],
+) -> PyResult<bool> {
+    let py = transport.py();
+    let event_loop = T::of(transport).attachment(py).elsewhere(py);
+    let Some(event_loop) = event_loop else {
+        return Ok(false);
+    };
+    post(event_loop.bind(py), transport, name, arguments).map(|()| true)
+}
+
+/// The same, where the loop is known.
+#[cold]
+pub(crate) fn post<T: Endpoint, const N: usize>(
+    event_loop: &Bound<'_, Loop>,
+    transport: &Bound<'_, T>,
+    name: &Bound<'_, PyString>,
+    arguments: [&Bound<'_, PyAny>; N],
+) -> PyResult<()> {
+    let method = event_loop.py().get_type::<T>().getattr(name)?;
+    scheduling::post(event_loop, &method, transport.as_any(), arguments)
 }
 
 /// Tells the loop's exception handler of an error that a transport's step raised. It is told what asyncio would say of

@@ -167,9 +167,16 @@ impl Loop {
 
     /// Whether this thread runs the loop.
     #[inline]
-    fn runs_here(&self) -> bool {
+    pub(crate) fn runs_here(&self) -> bool {
         // SAFETY: it has no preconditions.
         self.thread_id() == unsafe { ffi::PyThread_get_thread_ident() } as u64
+    }
+
+    /// Whether another thread runs the loop, and this one must leave the loop's transports to it. With the GIL none
+    /// must.
+    #[inline]
+    pub(crate) fn runs_elsewhere(&self) -> bool {
+        cfg!(Py_GIL_DISABLED) && self.is_running() && !self.runs_here()
     }
 
     pub(crate) fn check_closed(&self, py: Python<'_>) -> PyResult<()> {
@@ -203,14 +210,24 @@ impl Loop {
         }
     }
 
-    /// The loop is about to wait. False if another thread has queued a callback that it can't have seen: it wakes the loop
+    /// To be called when something was queued that is mostly queued by the loop's own thread. Wakes the loop if it was
+    /// another one; with the GIL it is left to the caller, as under asyncio.
+    #[inline]
+    pub(crate) fn queued(&self, py: Python<'_>) {
+        if cfg!(Py_GIL_DISABLED) && !self.runs_here() {
+            self.posted(py);
+        }
+    }
+
+    /// The loop is about to wait. False if another thread has queued something that it can't have seen: it wakes the loop
     /// only if it has seen the flag that is set here.
     #[inline]
     pub(crate) fn begin_waiting(&self, py: Python<'_>) -> bool {
         self.waiting.store(true, Relaxed);
         if cfg!(Py_GIL_DISABLED) {
             atomic::fence(SeqCst);
-            return self.queue.get(py).is_idle();
+            let queue = self.queue.get(py);
+            return queue.is_idle() && queue.collected.is_empty();
         }
         let _ = py;
         true
@@ -231,23 +248,38 @@ impl Loop {
     }
 
     /// Runs `body` with the reactor. An error if it is absent: the loop is closed, or waits in another thread.
+    #[inline]
     pub(crate) fn with_reactor<R>(
         &self,
         py: Python<'_>,
         body: impl FnOnce(&mut Reactor) -> io::Result<R>,
     ) -> PyResult<R> {
-        let mut slot = self.reactor.get_mut(py);
-        let Some(reactor) = slot.as_deref_mut() else {
-            self.check_closed(py)?;
-            return Err(objects::error::<PyRuntimeError>(
+        match self.with_reactor_if_here(py, body) {
+            Some(result) => result.map_err(|error| support::os_error(py, &error)),
+            None => Err(self.reactor_is_absent(py)),
+        }
+    }
+
+    /// The same; None if it is absent. Makes no Python object, so that other cells may be borrowed meanwhile.
+    #[inline]
+    pub(crate) fn with_reactor_if_here<R>(
+        &self,
+        py: Python<'_>,
+        body: impl FnOnce(&mut Reactor) -> R,
+    ) -> Option<R> {
+        self.reactor.get_mut(py).as_deref_mut().map(body)
+    }
+
+    /// The error of whoever needs the reactor while it is absent.
+    #[cold]
+    pub(crate) fn reactor_is_absent(&self, py: Python<'_>) -> PyErr {
+        self.check_closed(py).err().unwrap_or_else(|| {
+            objects::error::<PyRuntimeError>(
                 py,
                 "Non-thread-safe operation invoked on an event loop that waits in another thread; \
                  use loop.call_soon_threadsafe()",
-            ));
-        };
-        let result = body(reactor);
-        drop(slot);
-        result.map_err(|error| support::os_error(py, &error))
+            )
+        })
     }
 
     /// The buffer that stream transports receive into; to be given back.

@@ -267,14 +267,26 @@ fn submit<'py>(
         context: ptr::null_mut(),
     };
     let handle = scheduling::handle_in_table(event_loop, &call)?;
-    let token = this.with_reactor(py, |reactor| Ok(reactor.driver_mut().submit(op)?))?;
-    *operation.get().token.get_mut(py) = Some(token);
     let submitted = Submitted {
         operation: operation.clone().into_any().unbind(),
         handle: handle.unbind(),
     };
-    this.operations.get_mut(py).enter(token, submitted);
-    Ok(operation)
+    let result = {
+        // One step, as `complete` drops the results of operations that aren't entered, and without the GIL another thread
+        // may submit one.
+        let mut operations = this.operations.get_mut(py);
+        let token = this.with_reactor_if_here(py, |reactor| reactor.driver_mut().submit(op));
+        if let Some(Ok(token)) = &token {
+            *operation.get().token.get_mut(py) = Some(*token);
+            operations.enter(*token, submitted);
+        }
+        token
+    };
+    match result {
+        Some(Ok(_)) => Ok(operation),
+        Some(Err(error)) => Err(support::os_error(py, &error.into())),
+        None => Err(this.reactor_is_absent(py)),
+    }
 }
 
 /// Stores the result of an operation that is over: what is to be queued. Runs no Python code.

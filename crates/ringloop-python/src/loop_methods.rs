@@ -446,6 +446,11 @@ impl Loop {
         self.is_running()
     }
 
+    /// Whether another thread runs the loop, and transports are to be left to it. Never on builds with the GIL.
+    fn _runs_elsewhere(&self) -> bool {
+        self.runs_elsewhere()
+    }
+
     #[pyo3(name = "is_closed")]
     fn get_is_closed(&self) -> bool {
         self.is_closed()

@@ -2,6 +2,8 @@
 
 #![allow(unsafe_code)]
 
+use std::ptr;
+
 use pyo3::ffi;
 use pyo3::prelude::*;
 use ringloop_reactor::clock;
@@ -135,6 +137,26 @@ pub(crate) unsafe fn schedule_threadsafe<'py>(
         object.cast_unchecked::<Loop>().get().posted(py);
         Ok(handle)
     }
+}
+
+/// Has the loop's own thread call an object's method, which is not bound to it, for a thread that must leave that to it
+/// ([`Loop::runs_elsewhere`]). What one thread asks for is called in the order in which it asks.
+#[cold]
+pub(crate) fn post<const N: usize>(
+    event_loop: &Bound<'_, Loop>,
+    method: &Bound<'_, PyAny>,
+    object: &Bound<'_, PyAny>,
+    arguments: [&Bound<'_, PyAny>; N],
+) -> PyResult<()> {
+    let mut all = vec![object.as_ptr()];
+    all.extend(arguments.map(Bound::as_ptr));
+    let call = Call {
+        callback: method.as_ptr(),
+        arguments: &all,
+        context: ptr::null_mut(),
+    };
+    // SAFETY: the GIL is held, `event_loop` is a live instance of `Loop`, and all other objects are alive.
+    unsafe { schedule_threadsafe(event_loop.py(), event_loop.as_ptr(), &call).map(drop) }
 }
 
 /// Makes a handle that a table keeps, and not the queue.

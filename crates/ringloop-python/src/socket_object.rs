@@ -1,8 +1,10 @@
 //! The fields of the interpreter's socket objects, read without a call.
 //!
 //! A descriptor's number doesn't identify a file: when a socket is closed, the next file gets its number. So the number
-//! is read from the object right before each system call, and nothing may run in between. It is -1 once the socket is
-//! closed or detached, and the system call fails with `EBADF`, as the object's own methods do.
+//! is read from the object right before each system call, and no Python code of this thread may run in between. It is -1
+//! once the socket is closed or detached, and the system call fails with `EBADF`, as the object's own methods do. On a
+//! free-threaded interpreter another thread may close a socket in between, as with those methods: a user who lends one
+//! must not do that, and those that are the loop's are closed in the loop's thread, or when nobody has them any longer.
 //!
 //! Native code makes system calls where asyncio calls a socket's methods. That is the same only for the interpreter's own
 //! class with its own methods ([`is_usual`]). Programs put other methods there (pytest-socket), and other classes in the
@@ -87,7 +89,8 @@ fn fields(sock: &Bound<'_, PyAny>) -> Option<Fields> {
 /// Reads what lies where the fields should be.
 ///
 /// # Safety
-/// The object is as large as a `SocketObject`, and the GIL is held, under which the fields change.
+/// The object is as large as a `SocketObject`, and the GIL is held. Under it the fields change; without it, the number does
+/// at any time, and nothing else ever.
 #[inline]
 unsafe fn read(sock: &Bound<'_, PyAny>) -> Fields {
     let object = sock.as_ptr().cast::<SocketObject>();

@@ -178,7 +178,8 @@ pub(crate) fn send_file<'py>(
 /// The operation inside `object`.
 ///
 /// # Safety
-/// The GIL is held and `object` is a live operation. The reference must not be held while Python code runs.
+/// The GIL is held and `object` is a live operation, or without a GIL this thread is in its critical section, or nobody else
+/// has it. The reference must not be held while Python code runs.
 unsafe fn operation<'a>(object: *mut ffi::PyObject) -> &'a mut Operation {
     // SAFETY: `object` is a live operation, which is the function's contract; its content is written before anybody sees
     // it.
@@ -330,13 +331,7 @@ fn watch_again(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     let Some(handle) = handle else {
         return Ok(());
     };
-    watching::insert(
-        event_loop.bind(py),
-        fd,
-        handle.bind(py),
-        kind.is_sending(),
-        Mode::OneShot,
-    )
+    watching::watch_again(event_loop.bind(py), fd, kind.is_sending(), handle.bind(py))
 }
 
 /// Takes the watch back, if it is still ours.

@@ -99,10 +99,14 @@ impl SocketTransport {
     }
 
     /// Replaces the protocol; what arrives next goes to it.
-    fn set_protocol(&self, py: Python<'_>, protocol: &Bound<'_, PyAny>) -> PyResult<()> {
+    fn set_protocol(slf: &Bound<'_, Self>, protocol: &Bound<'_, PyAny>) -> PyResult<()> {
+        let py = slf.py();
         let (sink, is_buffered) = way_to(protocol)?;
+        if endpoint::leave_to_loop(slf, intern!(py, "set_protocol"), [protocol])? {
+            return Ok(());
+        }
         let previous = {
-            let mut state = self.state.get_mut(py);
+            let mut state = slf.get().state.get_mut(py);
             state.protocol_connected = true;
             state.is_buffered = is_buffered;
             (
@@ -133,7 +137,9 @@ impl SocketTransport {
     /// Stops delivering data until `resume_reading`. Does nothing when paused or closing.
     fn pause_reading(slf: &Bound<'_, Self>) -> PyResult<()> {
         let py = slf.py();
-        if !ask(slf.as_any(), intern!(py, "is_reading"))? {
+        if endpoint::leave_to_loop(slf, intern!(py, "pause_reading"), [])?
+            || !ask(slf.as_any(), intern!(py, "is_reading"))?
+        {
             return Ok(());
         }
         slf.get().state.get_mut(py).attachment.paused = true;
@@ -143,7 +149,9 @@ impl SocketTransport {
 
     /// Delivers data again.
     fn resume_reading(slf: &Bound<'_, Self>) -> PyResult<()> {
-        if readiness::resume(slf)? {
+        if !endpoint::leave_to_loop(slf, intern!(slf.py(), "resume_reading"), [])?
+            && readiness::resume(slf)?
+        {
             log_if_debug(slf, "%r resumes reading")?;
         }
         Ok(())
@@ -160,8 +168,11 @@ impl SocketTransport {
     }
 
     /// Ends the sending side once everything buffered is sent; receiving goes on.
-    fn write_eof(&self, py: Python<'_>) -> PyResult<()> {
-        writing::write_eof(self, py)
+    fn write_eof(slf: &Bound<'_, Self>) -> PyResult<()> {
+        if endpoint::leave_to_loop(slf, intern!(slf.py(), "write_eof"), [])? {
+            return Ok(());
+        }
+        writing::write_eof(slf.get(), slf.py())
     }
 
     fn can_write_eof(&self) -> bool {
@@ -171,6 +182,11 @@ impl SocketTransport {
     /// Closes the connection once everything buffered is sent; nothing more is received.
     fn close(slf: &Bound<'_, Self>) -> PyResult<()> {
         closing::close(slf)
+    }
+
+    /// Begins what another thread has asked for by `close`.
+    fn _close_later(slf: &Bound<'_, Self>) -> PyResult<()> {
+        closing::close_later(slf)
     }
 
     /// Closes the connection at once; what is buffered is dropped.

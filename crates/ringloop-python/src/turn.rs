@@ -364,8 +364,14 @@ fn wait(
         this.meter.go_on(woke_ticks);
         this.waiting.store(false, Relaxed);
     }
-    this.watches.get_mut(py).drop_orphans(reactor.driver_mut());
-    drop(this.reactor.replace(py, Some(reactor)));
+    let previous = {
+        // One step: a watch that another thread ended in between would stay until after the next wait, and nobody could
+        // watch the next file that gets its number.
+        let mut watches = this.watches.get_mut(py);
+        watches.drop_orphans(reactor.driver_mut());
+        this.reactor.replace(py, Some(reactor))
+    };
+    drop(previous);
     match result {
         Err(error) if error.kind() != io::ErrorKind::Interrupted => {
             Err(support::os_error(py, &error))

@@ -277,15 +277,45 @@ impl Watches {
     }
 
     /// Whether this handle still has its place.
-    pub(crate) fn has_handle(
-        &self,
-        fd: RawFd,
-        for_writing: bool,
-        handle: &Bound<'_, PyAny>,
-    ) -> bool {
+    fn has_handle(&self, fd: RawFd, for_writing: bool, handle: &Bound<'_, PyAny>) -> bool {
         let callbacks = self.callbacks(fd);
         let known = callbacks.and_then(|callbacks| callbacks.get(for_writing));
         known.is_some_and(|known| known.handle.is(handle))
+    }
+
+    /// `take_out`, unless another handle took this one's place.
+    pub(crate) fn take_out_if(
+        &mut self,
+        fd: RawFd,
+        for_writing: bool,
+        handle: &Bound<'_, PyAny>,
+        displaced: &mut Displaced,
+    ) -> io::Result<bool> {
+        if self.has_handle(fd, for_writing, handle) {
+            self.take_out(fd, for_writing, displaced)
+        } else {
+            Ok(false)
+        }
+    }
+
+    /// Watches on for a handle whose `Mode::OneShot` has reported. Does nothing if another handle took its place.
+    pub(crate) fn watch_again(
+        &mut self,
+        fd: RawFd,
+        for_writing: bool,
+        handle: &Bound<'_, PyAny>,
+        displaced: &mut Displaced,
+    ) -> io::Result<()> {
+        if !self.has_handle(fd, for_writing, handle) {
+            return Ok(());
+        }
+        let place = Place {
+            fd,
+            for_writing,
+            file: None,
+            is_closed: false,
+        };
+        self.enter_callback(place, handle.clone().unbind(), Mode::OneShot, displaced)
     }
 
     /// The handles of a descriptor.
@@ -378,12 +408,12 @@ impl Watches {
     }
 
     /// Sets whether the table keeps the transport alive. A reference that it gives up goes to the caller.
-    pub(crate) fn keep_alive<'py>(
+    pub(crate) fn keep_alive(
         &mut self,
-        py: Python<'py>,
+        py: Python<'_>,
         watch: Watch,
         keep: bool,
-    ) -> Option<Bound<'py, PyAny>> {
+    ) -> Option<Py<PyAny>> {
         let listed = self
             .listed_mut(watch)
             .filter(|listed| listed.strong != keep)?;
@@ -395,7 +425,7 @@ impl Watches {
                 ffi::Py_INCREF(listed.transport.as_ptr());
                 None
             } else {
-                Some(Bound::from_owned_ptr(py, listed.transport.as_ptr()))
+                Some(Bound::from_owned_ptr(py, listed.transport.as_ptr()).unbind())
             }
         }
     }
@@ -682,8 +712,8 @@ impl Listed {
 impl Drop for Listed {
     fn drop(&mut self) {
         if self.strong {
-            // SAFETY: a strong entry owns one reference; the tables, and what leaves them, are only touched under the
-            // GIL.
+            // SAFETY: the GIL is held, or this thread is attached: only whoever is touches the tables, and what leaves
+            // them. A strong entry owns one reference.
             unsafe { ffi::Py_DECREF(self.transport.as_ptr()) };
         }
     }

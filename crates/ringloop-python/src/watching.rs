@@ -7,6 +7,7 @@
 
 #![allow(unsafe_code)]
 
+use std::io;
 use std::os::fd::RawFd;
 
 use pyo3::exceptions::{
@@ -25,7 +26,7 @@ use crate::objects;
 use crate::queue::Transport;
 use crate::scheduling;
 use crate::support;
-use crate::watches::{Displaced, Handles, Listed, Place, Watch};
+use crate::watches::{Displaced, Handles, Listed, Place, Watch, Watches};
 
 /// Stands for every number that is too large for a descriptor: nothing is ever watched under it.
 const TOO_LARGE: RawFd = RawFd::MAX;
@@ -227,36 +228,53 @@ pub(crate) fn remove(
         return Ok(false);
     }
     let (fd, _) = find(event_loop, file)?;
-    take_out(event_loop, fd, for_writing)
+    change(event_loop, |watches, displaced| {
+        watches.take_out(fd, for_writing, displaced)
+    })
 }
 
-/// `remove` by descriptor number.
-fn take_out(event_loop: &Bound<'_, Loop>, fd: RawFd, for_writing: bool) -> PyResult<bool> {
-    let py = event_loop.py();
-    let mut displaced = Displaced::default();
-    let result = event_loop
-        .get()
-        .watches
-        .get_mut(py)
-        .take_out(fd, for_writing, &mut displaced);
-    cancel_displaced(py, displaced, None)?;
-    result.map_err(|error| support::os_error(py, &error))
-}
-
-/// `take_out`, unless another handle took this one's place.
+/// Ends the watch of this handle by descriptor number, unless another one took its place.
 pub(crate) fn take_out_if(
     event_loop: &Bound<'_, Loop>,
     fd: RawFd,
     for_writing: bool,
     handle: &Bound<'_, PyAny>,
 ) -> PyResult<()> {
-    let watches = event_loop.get().watches.get(event_loop.py());
-    let is_ours = watches.has_handle(fd, for_writing, handle);
-    drop(watches);
-    if is_ours {
-        take_out(event_loop, fd, for_writing)?;
-    }
-    Ok(())
+    change(event_loop, |watches, displaced| {
+        watches.take_out_if(fd, for_writing, handle, displaced)
+    })
+    .map(drop)
+}
+
+/// Watches on for a handle that was entered with `Mode::OneShot`, unless another one took its place.
+pub(crate) fn watch_again(
+    event_loop: &Bound<'_, Loop>,
+    fd: RawFd,
+    for_writing: bool,
+    handle: &Bound<'_, PyAny>,
+) -> PyResult<()> {
+    let py = event_loop.py();
+    let this = event_loop.get();
+    this.check_closed(py)?;
+    let mut displaced = Displaced::default();
+    let result = this
+        .watches
+        .get_mut(py)
+        .watch_again(fd, for_writing, handle, &mut displaced);
+    cancel_displaced(py, displaced, Some(handle))?;
+    result.map_err(|error| support::os_error(py, &error))
+}
+
+/// Changes the tables in one step, and cancels what loses its place.
+fn change<R>(
+    event_loop: &Bound<'_, Loop>,
+    step: impl FnOnce(&mut Watches, &mut Displaced) -> io::Result<R>,
+) -> PyResult<R> {
+    let py = event_loop.py();
+    let mut displaced = Displaced::default();
+    let result = step(&mut event_loop.get().watches.get_mut(py), &mut displaced);
+    cancel_displaced(py, displaced, None)?;
+    result.map_err(|error| support::os_error(py, &error))
 }
 
 /// The descriptor that a file object is watched under, and its handles. `ValueError` for what is no file object and was
@@ -335,9 +353,17 @@ pub(crate) fn list_transport<T: Transport>(
     let result = this.watches.get_mut(py).make_way(fd, &mut displaced);
     cancel_displaced(py, displaced, None)?;
     result.map_err(|error| support::os_error(py, &error))?;
-    let token = this.with_reactor(py, |reactor| reactor.driver_mut().watch(fd, interest, mode))?;
-    let listed = Listed::new(transport);
-    Ok(this.watches.get_mut(py).enter_held(token, listed))
+    let watched = {
+        // One step, as `dispatch` drops the reports of a watch that isn't entered, and the first may come at once.
+        let mut watches = this.watches.get_mut(py);
+        let token =
+            this.with_reactor_if_here(py, |reactor| reactor.driver_mut().watch(fd, interest, mode));
+        token.map(|token| token.map(|token| watches.enter_held(token, Listed::new(transport))))
+    };
+    match watched {
+        Some(result) => result.map_err(|error| support::os_error(py, &error)),
+        None => Err(this.reactor_is_absent(py)),
+    }
 }
 
 /// Refuses a watch whose file is closed, with the `OSError` that registering its number would give.
@@ -366,12 +392,6 @@ pub(crate) fn change_transport(
             result.map_err(|error| support::os_error(py, &error))
         }
     }
-}
-
-/// Sets whether the table keeps the transport alive.
-pub(crate) fn hold_transport(py: Python<'_>, this: &Loop, watch: Watch, hold: bool) {
-    let released = this.watches.get_mut(py).keep_alive(py, watch, hold);
-    drop(released);
 }
 
 /// Ends a transport's watch. If the reactor is away, a watch of the driver's ends when it is back.

@@ -175,7 +175,7 @@ pub(super) fn flush(transport: &Bound<'_, DatagramTransport>) -> PyResult<()> {
         }
         support::give_back_if_empty(&mut state.buffer);
         state.blocked = false;
-        state.attachment.closing && state.lost == 0
+        state.attachment.ends_when_sent() && state.lost == 0
     };
     update_watch(transport)?;
     if finish {

@@ -22,8 +22,9 @@ impl Coroutine for Operation {
     }
 
     fn qualified_name(object: *mut ffi::PyObject) -> &'static str {
-        // SAFETY: the trait's functions are called with the GIL and a live object of the type; the name is static.
-        unsafe { operation(object).kind.qualified_name() }
+        // SAFETY: the trait's functions are called with a live object of the type. The kind never changes: it is copied
+        // without a reference to the rest, which another thread may change.
+        unsafe { (*native_type::content::<Operation>(object)).kind }.qualified_name()
     }
 
     fn step(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {

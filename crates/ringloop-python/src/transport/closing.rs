@@ -15,13 +15,35 @@ pub(super) type Detached = (Option<Py<PyAny>>, Option<Py<PyAny>>);
 
 /// Ends the connection once everything buffered is sent; nothing more is received.
 pub(super) fn close(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
-    {
-        let mut state = transport.get().state.get_mut(transport.py());
-        if state.attachment.closing {
+    let py = transport.py();
+    let event_loop = {
+        let mut state = transport.get().state.get_mut(py);
+        let attachment = &mut state.attachment;
+        if attachment.closing {
             return Ok(());
         }
-        state.attachment.closing = true;
-        if !state.buffer.is_empty() {
+        attachment.closing = true;
+        let event_loop = attachment.elsewhere(py);
+        attachment.closes_later = event_loop.is_some();
+        event_loop
+    };
+    match event_loop {
+        Some(event_loop) => endpoint::post(
+            event_loop.bind(py),
+            transport,
+            intern!(py, "_close_later"),
+            [],
+        ),
+        None => close_later(transport),
+    }
+}
+
+/// The rest of `close`, in the loop's thread: after what the thread that closes has asked for before.
+pub(super) fn close_later(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
+    {
+        let mut state = transport.get().state.get_mut(transport.py());
+        state.attachment.closes_later = false;
+        if !state.buffer.is_empty() || state.lost > 0 {
             return Ok(());
         }
         state.lost += 1;
@@ -34,12 +56,25 @@ pub(super) fn force_close(
     transport: &Bound<'_, SocketTransport>,
     exception: Option<Bound<'_, PyAny>>,
 ) -> PyResult<()> {
-    let dropped = {
-        let mut state = transport.get().state.get_mut(transport.py());
+    let py = transport.py();
+    let event_loop = {
+        let mut state = transport.get().state.get_mut(py);
         if state.lost > 0 {
             return Ok(());
         }
         state.attachment.closing = true;
+        state.attachment.elsewhere(py)
+    };
+    if let Some(event_loop) = event_loop {
+        let exception = exception.unwrap_or_else(|| py.None().into_bound(py));
+        let name = intern!(py, "_force_close");
+        return endpoint::post(event_loop.bind(py), transport, name, [&exception]);
+    }
+    let dropped = {
+        let mut state = transport.get().state.get_mut(py);
+        if state.lost > 0 {
+            return Ok(());
+        }
         state.lost += 1;
         state.buffer_len = 0;
         std::mem::take(&mut state.buffer)

@@ -79,7 +79,8 @@ impl Member for Made {
 /// The object's content.
 ///
 /// # Safety
-/// The GIL is held and `object` is a live `Connecting`. The reference must not be held while Python code runs.
+/// The GIL is held and `object` is a live `Connecting`, or without a GIL this thread is in its critical section, or nobody
+/// else has it. The reference must not be held while Python code runs.
 unsafe fn content<'a>(object: *mut ffi::PyObject) -> &'a mut Connecting {
     // SAFETY: `object` is a live `Connecting`, which is the function's contract; its content is written before anybody
     // sees it.
@@ -88,8 +89,10 @@ unsafe fn content<'a>(object: *mut ffi::PyObject) -> &'a mut Connecting {
 
 /// The address that was connected to, if `object` is an awaitable of this module.
 pub(super) fn address(object: &Bound<'_, PyAny>) -> Option<Address> {
-    // SAFETY: the GIL is held, and the object is a live one of our type.
-    native_type::is::<Connecting>(object).then(|| unsafe { content(object.as_ptr()).address })
+    // SAFETY: the object is a live one of our type. Its address never changes: it is copied without a reference to the rest,
+    // which another thread may change.
+    native_type::is::<Connecting>(object)
+        .then(|| unsafe { (*native_type::content::<Connecting>(object.as_ptr())).address })
 }
 
 /// Makes the awaitable of a connection. None if asyncio has to connect: the address is no literal, the loop is in debug

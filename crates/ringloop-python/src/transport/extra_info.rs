@@ -216,7 +216,7 @@ pub(super) fn dictionary(transport: &SocketTransport, py: Python<'_>) -> PyResul
     let replaced = {
         let mut state = transport.state.get_mut(py);
         if let ExtraInfo::Made(earlier) = &state.extra {
-            // By what the collector ran meanwhile.
+            // By what the collector ran meanwhile, or by another thread.
             return Ok(earlier.clone_ref(py));
         }
         std::mem::replace(&mut state.extra, ExtraInfo::Made(extra.clone_ref(py)))

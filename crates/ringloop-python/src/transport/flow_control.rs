@@ -18,10 +18,15 @@ pub(super) fn set_limits(
     low: Option<Bound<'_, PyAny>>,
 ) -> PyResult<()> {
     let py = transport.py();
-    let (high_water, low_water) = support::python(py)?
+    let marks = support::python(py)?
         .getattr(intern!(py, "water_marks"))?
-        .call1((high, low))?
-        .extract()?;
+        .call1((high, low))?;
+    let (high, low) = (marks.get_item(0)?, marks.get_item(1)?);
+    let name = intern!(py, "set_write_buffer_limits");
+    if endpoint::leave_to_loop(transport, name, [&high, &low])? {
+        return Ok(());
+    }
+    let (high_water, low_water) = (high.extract()?, low.extract()?);
     {
         let mut state = transport.get().state.get_mut(py);
         state.high_water = high_water;
@@ -105,10 +110,15 @@ pub(super) fn make_empty_waiter(transport: &Bound<'_, SocketTransport>) -> PyRes
     let waiter = event_loop
         .bind(py)
         .call_method0(intern!(py, "create_future"))?;
-    if this.state.get(py).buffer.is_empty() {
+    let (is_empty, previous) = {
+        let mut state = this.state.get_mut(py);
+        let previous = state.empty_waiter.replace(waiter.clone().unbind());
+        (state.buffer.is_empty(), previous)
+    };
+    drop(previous);
+    if is_empty {
         waiter.call_method1(intern!(py, "set_result"), (py.None(),))?;
     }
-    this.state.get_mut(py).empty_waiter = Some(waiter.clone().unbind());
     Ok(waiter.unbind())
 }
 

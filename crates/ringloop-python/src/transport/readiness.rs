@@ -55,9 +55,9 @@ pub(super) fn call_soon<'py>(
             context: context.as_ref().map_or(ptr::null_mut(), Py::as_ptr),
         };
         // SAFETY: the GIL is held, and all objects are alive.
-        return unsafe {
-            scheduling::schedule_soon(py, event_loop.as_ptr(), &call, Origin::Usual).map(drop)
-        };
+        unsafe { scheduling::schedule_soon(py, event_loop.as_ptr(), &call, Origin::Usual)? };
+        event_loop.get().queued(py);
+        return Ok(());
     }
     let options = match context {
         Some(context) => {
@@ -68,9 +68,9 @@ pub(super) fn call_soon<'py>(
         None => None,
     };
     let all = objects::list(py, std::iter::once(&callback).chain(arguments))?.to_tuple();
-    event_loop
-        .call_method(intern!(py, "call_soon"), all, options.as_ref())
-        .map(drop)
+    event_loop.call_method(intern!(py, "call_soon"), all, options.as_ref())?;
+    event_loop.get().queued(py);
+    Ok(())
 }
 
 /// Sets the connection up and queues its beginning: `connection_made`, then reading.
@@ -121,6 +121,7 @@ pub(super) fn begin(transport: &Bound<'_, SocketTransport>, is_plain: bool) -> P
         .get_mut(py)
         .ready
         .push_back(Ready::Transport(Served::new(transport, Reason::Begin)));
+    event_loop.get().queued(py);
     Ok(())
 }
 
@@ -255,18 +256,12 @@ pub(super) fn list(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
 /// The loop keeps the transport alive while it reads or has something to send.
 pub(super) fn update_hold(transport: &Bound<'_, SocketTransport>) {
     let py = transport.py();
-    let (watch, event_loop, hold) = {
+    let released = {
         let state = transport.get().state.get(py);
         let hold = (state.attachment.is_reading() && !state.end_received) || state.is_sending();
-        (
-            state.attachment.watch,
-            state.attachment.event_loop(py),
-            hold,
-        )
+        endpoint::hold(py, &state.attachment, hold)
     };
-    if let (Some(watch), Some(event_loop)) = (watch, event_loop) {
-        watching::hold_transport(py, event_loop.get(), watch, hold);
-    }
+    drop(released);
 }
 
 /// Serves what the socket reported. What the user's code raises goes to the loop's exception handler, save for what

@@ -18,11 +18,15 @@ use crate::support::{self, CloneRefOption, call_method1};
 
 /// Reads once. Leaves `readable` set while there may be more.
 pub(super) fn read_once(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
-    let is_buffered = transport.get().state.get(transport.py()).is_buffered;
-    if is_buffered {
-        read_into_protocol(transport)
-    } else {
-        read_for_protocol(transport)
+    let py = transport.py();
+    let protocol = {
+        let state = transport.get().state.get(py);
+        state.is_buffered.then(|| state.protocol.clone_ref_opt(py))
+    };
+    match protocol {
+        Some(Some(protocol)) => read_into_protocol(transport, &protocol),
+        Some(None) => Ok(()),
+        None => read_for_protocol(transport),
     }
 }
 
@@ -199,15 +203,18 @@ fn delivered(
 }
 
 /// Receives into the buffer that a `BufferedProtocol` offers.
-fn read_into_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
+fn read_into_protocol(
+    transport: &Bound<'_, SocketTransport>,
+    protocol: &Py<PyAny>,
+) -> PyResult<()> {
     let py = transport.py();
     let this = transport.get();
-    let (is_unix, protocol, sock) = {
+    let (is_unix, sock) = {
         let state = this.state.get(py);
-        let (Some(protocol), Some(sock)) = (&state.protocol, &state.attachment.sock) else {
+        let Some(sock) = &state.attachment.sock else {
             return Ok(());
         };
-        (state.is_unix, protocol.clone_ref(py), sock.clone_ref(py))
+        (state.is_unix, sock.clone_ref(py))
     };
     let offered = protocol
         .bind(py)
@@ -254,13 +261,10 @@ fn read_into_protocol(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
         return Ok(());
     };
     // get_buffer may have replaced it.
-    let protocol = this
-        .state
-        .get(py)
-        .protocol
-        .clone_ref_opt(py)
-        .unwrap_or(protocol);
-    let result = protocol
+    let current = this.state.get(py).protocol.clone_ref_opt(py);
+    let result = current
+        .as_ref()
+        .unwrap_or(protocol)
         .bind(py)
         .call_method1(intern!(py, "buffer_updated"), (New(count),))
         .map(drop);

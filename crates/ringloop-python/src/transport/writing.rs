@@ -15,6 +15,8 @@ use super::flow_control::{maybe_pause_protocol, maybe_resume_protocol, settle_wa
 use super::readiness::{context_for, list, update_hold};
 use super::state::State;
 use crate::buffers::{self, Chunk, View};
+use crate::endpoint;
+use crate::event_loop::Loop;
 use crate::names::intern;
 use crate::objects::{self, New};
 use crate::support::{self, CloneRefOption};
@@ -39,6 +41,10 @@ pub(super) fn write(
     }
     {
         let state = transport.get().state.get(py);
+        if let Some(event_loop) = state.attachment.elsewhere(py) {
+            drop(state);
+            return leave_to_loop(&event_loop, transport, data);
+        }
         if state.eof {
             return Err(objects::error::<PyRuntimeError>(
                 py,
@@ -93,6 +99,10 @@ pub(super) fn write_lines(
     }
     {
         let state = transport.get().state.get(py);
+        if let Some(event_loop) = state.attachment.elsewhere(py) {
+            drop(state);
+            return leave_lines_to_loop(&event_loop, transport, list_of_data);
+        }
         if state.eof {
             return Err(objects::error::<PyRuntimeError>(
                 py,
@@ -133,6 +143,36 @@ pub(super) fn write_lines(
     // Also what the kernel had no room for before: as asyncio, which tries whatever was reported.
     flush(transport)?;
     settle_buffered(transport, was_empty)
+}
+
+/// Has the loop's thread write.
+#[cold]
+fn leave_to_loop(
+    event_loop: &Py<Loop>,
+    transport: &Bound<'_, SocketTransport>,
+    data: &Bound<'_, PyAny>,
+) -> PyResult<()> {
+    let py = transport.py();
+    let data = buffers::unchanging(data)?;
+    endpoint::post(
+        event_loop.bind(py),
+        transport,
+        intern!(py, "write"),
+        [&data],
+    )
+}
+
+/// Has the loop's thread write what `writelines` was given.
+#[cold]
+fn leave_lines_to_loop(
+    event_loop: &Py<Loop>,
+    transport: &Bound<'_, SocketTransport>,
+    list_of_data: &Bound<'_, PyAny>,
+) -> PyResult<()> {
+    let py = transport.py();
+    let lines = buffers::all_unchanging(list_of_data)?;
+    let name = intern!(py, "writelines");
+    endpoint::post(event_loop.bind(py), transport, name, [lines.as_any()])
 }
 
 /// Ends the sending side once everything buffered is sent; receiving goes on.
@@ -205,7 +245,7 @@ pub(super) fn flush(transport: &Bound<'_, SocketTransport>) -> PyResult<()> {
         if !state.buffer.is_empty() {
             return Ok(());
         }
-        let finish = state.attachment.closing && state.lost == 0;
+        let finish = state.attachment.ends_when_sent() && state.lost == 0;
         if finish {
             state.lost += 1;
         }
@@ -268,7 +308,8 @@ fn send_directly(
         )
     };
     if lost {
-        // Exporting the buffer of the user's own type has run the user's code, which ended the connection.
+        // Exporting the buffer of the user's own type has run the user's code, or another thread has run, and ended the
+        // connection.
         return Ok(None);
     }
     let sent = if direct { buffers::send(fd, bytes)? } else { 0 };
@@ -357,10 +398,11 @@ impl SocketTransport {
         let py = slf.py();
         {
             let state = slf.get().state.get(py);
-            if state.eof || state.empty_waiter.is_some() {
+            if state.eof || state.empty_waiter.is_some() || state.attachment.elsewhere(py).is_some()
+            {
                 drop(state);
                 let all = [before, payload.map_or(b"", |it| it.as_bytes()), after].concat();
-                // It says what is wrong.
+                // It says what is wrong, or leaves it to the loop's thread.
                 return Self::write(slf, objects::bytes(py, &all)?.as_any());
             }
             if state.lost > 0 {

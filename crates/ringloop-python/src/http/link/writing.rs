@@ -50,7 +50,7 @@ impl Output {
     /// Whether a write of `length` bytes is to be collected. If not, it is the one that later ones follow.
     fn collects(&mut self, event_loop: &Loop, length: usize) -> bool {
         let (turn, ticks) = (event_loop.meter.turns(), event_loop.meter.ticks.now());
-        let follows = self.turn == turn && event_loop.is_running();
+        let follows = self.turn == turn && event_loop.is_running() && !event_loop.runs_elsewhere();
         let is_early = ticks.saturating_sub(self.ticks) < LATE_TICKS;
         if follows && is_early && self.len() + length < COLLECTED_MAX {
             return true;

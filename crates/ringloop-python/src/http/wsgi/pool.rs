@@ -176,6 +176,7 @@ impl Pool {
         }
         let event_loop = service.get().event_loop(py)?;
         event_loop.get().queue.get_mut(py).collect(slf);
+        event_loop.get().queued(py);
         Ok(())
     }
 
