@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from . import _core
+from ._posting import check_limits, left_to_the_loop
 from ._transports import SocketTransport, named_as
 
 _Flow: Any = transports._FlowControlMixin
@@ -96,7 +97,7 @@ class DatagramTransport(_core.DatagramTransport):
     can_write_eof = _Asyncio.can_write_eof
     abort = _Asyncio.abort
     get_write_buffer_limits = _Flow.get_write_buffer_limits
-    set_write_buffer_limits = _Flow.set_write_buffer_limits
+    set_write_buffer_limits = left_to_the_loop(_Flow.set_write_buffer_limits, check_limits)
     _set_write_buffer_limits = _Flow._set_write_buffer_limits
     _maybe_pause_protocol = _Flow._maybe_pause_protocol
     _maybe_resume_protocol = _Flow._maybe_resume_protocol
@@ -107,6 +108,7 @@ class DatagramTransport(_core.DatagramTransport):
     _fatal_error = cast(Any, SocketTransport._fatal_error)
     _call_connection_lost = named_as(_Asyncio._call_connection_lost)(SocketTransport._call_connection_lost)
 
+    @left_to_the_loop
     def pause_reading(self) -> None:
         """Stop delivering datagrams until `resume_reading`. Do nothing when paused or closing."""
         if not self.is_reading():
@@ -115,6 +117,7 @@ class DatagramTransport(_core.DatagramTransport):
         if self._loop.get_debug():
             logger.debug("%r pauses reading", self)
 
+    @left_to_the_loop
     def resume_reading(self) -> None:
         """Deliver datagrams again."""
         if self._closing or not self._paused:
@@ -128,11 +131,19 @@ class DatagramTransport(_core.DatagramTransport):
         """Close the endpoint once everything buffered is sent; nothing more is received."""
         if self._closing:
             return
+        if (loop := self._note_end(True)) is None:
+            self._close()
+        else:
+            loop.call_soon_threadsafe(self._close)
+
+    def _close(self) -> None:
         if not self._begin_close():
             self._loop.call_soon(self._call_connection_lost, None)
 
     def _force_close(self, exc: BaseException | None) -> None:
-        if self._begin_abort():
+        if (loop := self._note_end(False)) is not None:
+            loop.call_soon_threadsafe(self._force_close, exc)
+        elif self._begin_abort():
             self._loop.call_soon(self._call_connection_lost, exc)
 
     def _leave_server(self) -> None:

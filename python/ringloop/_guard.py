@@ -114,6 +114,8 @@ def _unknown_parameters(ours: type, theirs: type) -> Iterator[tuple[str, str]]:
             if name.startswith("__"):
                 continue
             hidden = getattr(theirs, name, None)
+            # What stands in front of a method passes all arguments on.
+            own = getattr(own, "__wrapped__", own)
             if type(hidden) is not FunctionType or hidden is own or name in _FORWARDING:
                 continue
             asked = _parameters_of_code(hidden)

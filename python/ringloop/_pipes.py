@@ -7,6 +7,7 @@ from asyncio.log import logger
 from typing import TYPE_CHECKING, Any
 
 from . import _core
+from ._posting import EndsInTheLoop, check_limits, ends_in_the_loop, left_to_the_loop
 from ._streams import StreamReader, adopt
 
 if TYPE_CHECKING:
@@ -14,11 +15,17 @@ if TYPE_CHECKING:
 
     from ._types import _Loop
 
-_events: Any = unix_events
+_Reader: Any = unix_events._UnixReadPipeTransport  # type: ignore[attr-defined]
+_Writer: Any = unix_events._UnixWritePipeTransport  # type: ignore[attr-defined]
 
 
-class ReadPipeTransport(_events._UnixReadPipeTransport):  # type: ignore[misc]
+class ReadPipeTransport(EndsInTheLoop, _Reader):  # type: ignore[misc]
     """The reading end of a pipe; see `asyncio.ReadTransport`."""
+
+    set_protocol = left_to_the_loop(_Reader.set_protocol)
+    pause_reading = left_to_the_loop(_Reader.pause_reading)
+    resume_reading = left_to_the_loop(_Reader.resume_reading)
+    close = ends_in_the_loop(_Reader.close)
 
     def __init__(
         self,
@@ -42,8 +49,14 @@ class ReadPipeTransport(_events._UnixReadPipeTransport):  # type: ignore[misc]
         self._loop.call_soon(self._call_connection_lost, None)
 
 
-class WritePipeTransport(_events._UnixWritePipeTransport):  # type: ignore[misc]
+class WritePipeTransport(EndsInTheLoop, _Writer):  # type: ignore[misc]
     """The writing end of a pipe; see `asyncio.WriteTransport`."""
+
+    set_protocol = left_to_the_loop(_Writer.set_protocol)
+    set_write_buffer_limits = left_to_the_loop(_Writer.set_write_buffer_limits, check_limits)
+    write_eof = ends_in_the_loop(_Writer.write_eof)
+    close = ends_in_the_loop(_Writer.close)
+    abort = ends_in_the_loop(_Writer.abort)
 
     def __init__(
         self,
@@ -62,8 +75,8 @@ class WritePipeTransport(_events._UnixWritePipeTransport):  # type: ignore[misc]
 
 
 # Representations and error messages contain the name of the class.
-ReadPipeTransport.__name__ = ReadPipeTransport.__qualname__ = _events._UnixReadPipeTransport.__name__
-WritePipeTransport.__name__ = WritePipeTransport.__qualname__ = _events._UnixWritePipeTransport.__name__
+ReadPipeTransport.__name__ = ReadPipeTransport.__qualname__ = _Reader.__name__
+WritePipeTransport.__name__ = WritePipeTransport.__qualname__ = _Writer.__name__
 _core._add_pipe_methods(ReadPipeTransport, WritePipeTransport)
 
 

@@ -8,6 +8,7 @@ from types import FunctionType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
 from . import _core
+from ._posting import FREE_THREADED, check_limits, left_to_the_loop
 
 if TYPE_CHECKING:
     import asyncio
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 # typeshed leaves out what is private, and some of the rest is out of date.
 _AsyncioSSLProtocol: Any = sslproto.SSLProtocol
+_Transport: Any = sslproto._SSLProtocolTransport
 # The buffers of all connections whose transports don't need one. It is empty, so nobody can write to it.
 _NO_BUFFER = bytearray()
 _NO_BUFFER_VIEW = memoryview(_NO_BUFFER)
@@ -22,13 +24,39 @@ _WRAPPED, _FLUSHING = sslproto.SSLProtocolState.WRAPPED, sslproto.SSLProtocolSta
 _NOT_MADE = sslproto.AppProtocolState.STATE_INIT
 
 
-class SSLProtocolTransport(sslproto._SSLProtocolTransport):
+class SSLProtocolTransport(_Transport):  # type: ignore[misc]
     """The transport that the user writes to; `write` and `writelines` are native."""
 
     if TYPE_CHECKING:
+        _closed: bool
+
         # Positional only, as for native methods with one argument.
         def write(self, data: Any, /) -> None: ...
         def writelines(self, list_of_data: Any, /) -> None: ...
+
+    set_protocol = left_to_the_loop(_Transport.set_protocol)
+    pause_reading = left_to_the_loop(_Transport.pause_reading)
+    resume_reading = left_to_the_loop(_Transport.resume_reading)
+    set_write_buffer_limits = left_to_the_loop(_Transport.set_write_buffer_limits, check_limits)
+    set_read_buffer_limits = left_to_the_loop(_Transport.set_read_buffer_limits, check_limits)
+
+    if FREE_THREADED:
+        # Closing and aborting are left to the loop, too, but `is_closing` is true at once.
+
+        def close(self) -> None:
+            if self._closed or not self._loop._runs_elsewhere():
+                super().close()
+            else:
+                self._closed = True
+                self._loop.call_soon_threadsafe(self._ssl_protocol._start_shutdown)
+
+        def _force_close(self, exc: BaseException | None) -> None:
+            protocol = self._ssl_protocol
+            if protocol is None or not self._loop._runs_elsewhere():
+                super()._force_close(exc)
+            else:
+                self._closed = True
+                self._loop.call_soon_threadsafe(protocol._abort, exc)
 
 
 _core._add_transport_methods(SSLProtocolTransport)

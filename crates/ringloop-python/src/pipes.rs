@@ -27,6 +27,7 @@ use crate::fields::{Attribute, Fields, attribute};
 use crate::names::intern;
 use crate::native_type::{add_method, call_replaced, method, method_with_arguments, only_argument};
 use crate::objects::{self, New};
+use crate::scheduling;
 use crate::socket_object;
 use crate::stream_reader;
 use crate::support::{self, call_method1, guard};
@@ -49,8 +50,11 @@ pub(crate) struct WriteBuffer {
 
 #[derive(Default)]
 struct Pieces {
+    /// Empty while some of it is being written.
     waiting: VecDeque<Chunk>,
     len: usize,
+    /// How often it was cleared.
+    clears: u64,
 }
 
 impl Pieces {
@@ -87,21 +91,35 @@ impl WriteBuffer {
     }
 
     fn clear(&self, py: Python<'_>) {
-        drop(self.pieces.replace(py, Pieces::default()));
+        let dropped = {
+            let mut pieces = self.pieces.get_mut(py);
+            pieces.len = 0;
+            pieces.clears += 1;
+            std::mem::take(&mut pieces.waiting)
+        };
+        drop(dropped);
     }
 }
 
 impl WriteBuffer {
     fn is_empty(&self, py: Python<'_>) -> bool {
-        self.pieces.get(py).waiting.is_empty()
+        self.pieces.get(py).len == 0
     }
 
-    /// Writes once what waits. Whether nothing is left.
+    /// Writes once what waits. Whether that has left nothing.
     fn write_to(&self, py: Python<'_>, fd: RawFd) -> io::Result<bool> {
         // Taken out, so that nothing is borrowed while other threads may run.
-        let mut taken = std::mem::take(&mut self.pieces.get_mut(py).waiting);
+        let (mut taken, clears) = {
+            let mut pieces = self.pieces.get_mut(py);
+            (std::mem::take(&mut pieces.waiting), pieces.clears)
+        };
         let result = buffers::write_pieces(py, fd, &mut taken);
         let mut pieces = self.pieces.get_mut(py);
+        if pieces.clears != clears {
+            // Another thread has ended the transport meanwhile, and nothing is left to be done here.
+            drop(pieces);
+            return Ok(false);
+        }
         let done = match &result {
             Ok((written, done)) => {
                 pieces.len = pieces.len.saturating_sub(*written);
@@ -289,6 +307,9 @@ fn write(transport: &Bound<'_, PyAny>, data: &Bound<'_, PyAny>) -> PyResult<bool
     if bytes.is_empty() || fields.is(&CLOSING)? || fields.is(&CONN_LOST)? {
         return Ok(false);
     }
+    if cfg!(Py_GIL_DISABLED) && leave_to_loop(transport, &fields, data)? {
+        return Ok(true);
+    }
     let is_first = buffer.get().is_empty(py);
     let mut written = 0;
     if is_first {
@@ -304,18 +325,51 @@ fn write(transport: &Bound<'_, PyAny>, data: &Bound<'_, PyAny>) -> PyResult<bool
         Ok(bytes) => Chunk::rest_of(bytes, written),
         Err(_) => Chunk::copy_of_data(py, &bytes[written..])?,
     };
-    if is_first {
-        let number = fields.get(&FILENO)?;
-        let write_ready = transport.getattr(intern!(py, "_write_ready"))?;
-        fields
-            .get(&LOOP)?
-            .call_method1(intern!(py, "_add_writer"), (number, write_ready))?;
+    if fields.is(&CLOSING)? || fields.is(&CONN_LOST)? {
+        // Another thread has ended the transport during the system call.
+        return Ok(true);
     }
+    // Before the watch, because what has nothing to write ends its watch.
     buffer.get().pieces.get_mut(py).push(chunk);
     drop(view);
+    if is_first {
+        watch(transport, &fields).inspect_err(|_| buffer.get().clear(py))?;
+    }
     transport
         .call_method0(intern!(py, "_maybe_pause_protocol"))
         .map(|_| true)
+}
+
+/// Has the file's room reported, to write what waits.
+fn watch(transport: &Bound<'_, PyAny>, fields: &Fields<'_, '_>) -> PyResult<()> {
+    let py = transport.py();
+    let number = fields.get(&FILENO)?;
+    let write_ready = transport.getattr(intern!(py, "_write_ready"))?;
+    fields
+        .get(&LOOP)?
+        .call_method1(intern!(py, "_add_writer"), (number, write_ready))
+        .map(drop)
+}
+
+/// Has the loop's thread write, if another thread runs the loop.
+fn leave_to_loop(
+    transport: &Bound<'_, PyAny>,
+    fields: &Fields<'_, '_>,
+    data: &Bound<'_, PyAny>,
+) -> PyResult<bool> {
+    static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    let py = transport.py();
+    let event_loop = fields.get(&LOOP)?;
+    let Ok(event_loop) = event_loop.cast::<Loop>() else {
+        return Ok(false);
+    };
+    if !event_loop.get().runs_elsewhere() {
+        return Ok(false);
+    }
+    let class = support::class(py, &CLASS, "ringloop._pipes", "WritePipeTransport")?;
+    let method = class.getattr(intern!(py, "write"))?;
+    let data = buffers::unchanging(data)?;
+    scheduling::post(event_loop, &method, transport, [&data]).map(|()| true)
 }
 
 /// The file has room: writes once what waits.
@@ -340,6 +394,10 @@ fn write_waiting(transport: &Bound<'_, PyAny>) -> PyResult<()> {
         Ok(false) => Ok(()),
         Ok(true) => {
             remove(intern!(py, "_remove_writer"))?;
+            if !buffer.is_empty(py) {
+                // Another thread has written meanwhile.
+                watch(transport, &fields)?;
+            }
             transport.call_method0(intern!(py, "_maybe_resume_protocol"))?;
             if !fields.is(&CLOSING)? {
                 return Ok(());

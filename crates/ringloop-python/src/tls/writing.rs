@@ -7,15 +7,17 @@ use std::sync::Arc;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyBytes, PyList, PySlice, PyTuple, PyType};
+use pyo3::types::{PyBytes, PyList, PySlice, PyString, PyTuple, PyType};
 
 use super::{
     Engine, Phase, SSLProtocol, Window, call_asyncio as call_asyncio_protocol, fatal_error,
     is_again, pending,
 };
 use crate::buffers::{self, View};
+use crate::event_loop::Loop;
 use crate::names::intern;
 use crate::objects::{self, New};
+use crate::scheduling;
 use crate::support::{self, CloneRefOption, call_method1};
 
 /// The most that one record holds: less is written together.
@@ -217,6 +219,31 @@ fn ready<'py>(
     Ok(this.engine(py).map(|engine| (protocol, engine)))
 }
 
+/// The loop, if another thread runs it. What is encrypted in two threads could be sent in another order, and be refused.
+fn elsewhere<'py>(transport: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, Loop>>> {
+    if cfg!(not(Py_GIL_DISABLED)) {
+        return Ok(None);
+    }
+    let event_loop = transport.getattr(intern!(transport.py(), "_loop"))?;
+    let event_loop = event_loop.cast_into::<Loop>().ok();
+    Ok(event_loop.filter(|it| it.get().runs_elsewhere()))
+}
+
+/// Has the loop's thread call a method of the app transport's class.
+#[cold]
+fn leave_to_loop<'py>(
+    event_loop: &Bound<'py, Loop>,
+    transport: &Bound<'py, PyAny>,
+    name: &Bound<'py, PyString>,
+    argument: &Bound<'py, PyAny>,
+) -> PyResult<Bound<'py, PyAny>> {
+    static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    let py = transport.py();
+    let class = support::class(py, &CLASS, "ringloop._tls", "SSLProtocolTransport")?;
+    scheduling::post(event_loop, &class.getattr(name)?, transport, [argument])?;
+    Ok(py.None().into_bound(py))
+}
+
 /// Calls the method of asyncio's own transport.
 #[cold]
 fn call_asyncio<'py>(
@@ -235,10 +262,14 @@ fn write<'py>(
     data: &Bound<'py, PyAny>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = transport.py();
-    if buffers::is_bytes_like(data)
-        && data.is_truthy()?
-        && let Some((protocol, engine)) = ready(transport)?
-    {
+    if buffers::is_bytes_like(data) && data.is_truthy()? {
+        if let Some(event_loop) = elsewhere(transport)? {
+            let data = buffers::unchanging(data)?;
+            return leave_to_loop(&event_loop, transport, intern!(py, "write"), &data);
+        }
+        let Some((protocol, engine)) = ready(transport)? else {
+            return call_asyncio(transport, "write", data);
+        };
         write_one(&protocol, &engine, data)?;
         return Ok(py.None().into_bound(py));
     }
@@ -250,6 +281,11 @@ fn writelines<'py>(
     list_of_data: &Bound<'py, PyAny>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = transport.py();
+    if let Some(event_loop) = elsewhere(transport)? {
+        let lines = buffers::all_unchanging(list_of_data)?;
+        let name = intern!(py, "writelines");
+        return leave_to_loop(&event_loop, transport, name, lines.as_any());
+    }
     let list = if list_of_data.is_exact_instance_of::<PyTuple>()
         || list_of_data.is_exact_instance_of::<PyList>()
     {
