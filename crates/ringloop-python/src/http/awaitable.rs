@@ -10,6 +10,7 @@ use std::ffi::{CStr, c_void};
 use std::mem::offset_of;
 use std::ptr;
 
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -87,7 +88,7 @@ unsafe fn new_call<const SENDS: bool>(
     message: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject {
     // SAFETY: the GIL is held, `channel` is a live one, and `message` is null or alive, which is the function's
-    // contract. No Python code runs while the content of `channel` is used.
+    // contract. Only the collector changes the content of `channel`, when nobody else has it.
     unsafe {
         let py = Python::assume_attached();
         let Some(request) = (*content::<Channel<SENDS>>(channel)).request.bound(py) else {
@@ -196,6 +197,15 @@ fn step(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
     // SAFETY: called with the GIL for a live object of our type. What a field held is dropped when all is consistent.
     unsafe {
         let phase = (*this).phase.begin(py)?;
+        if cfg!(Py_GIL_DISABLED) && is_elsewhere(py, object) {
+            let error = elsewhere(py, (*this).sends);
+            // As a coroutine that has raised. One that waits goes on in the loop's thread.
+            match phase {
+                Phase::Created => finish(object),
+                phase => (*this).phase = phase,
+            }
+            return Err(error);
+        }
         if let Some(future) = (*this).future.bound(py) {
             let refusal = match support::ask(&future, intern!(py, "done")) {
                 Ok(true) => None,
@@ -241,6 +251,29 @@ fn step(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Step<'_>> {
         }
         result
     }
+}
+
+/// Whether another thread runs the request's loop. Without the GIL that loop would serve the connection at the same time as
+/// a step, which looks at the state of it, of the request and of the transport, and then changes it: so steps are refused
+/// here, and nothing that they call has to expect anybody else between the two.
+fn is_elsewhere(py: Python<'_>, object: *mut ffi::PyObject) -> bool {
+    // SAFETY: called with the GIL for a live object of our type.
+    let request = unsafe { &(*content::<Call>(object)).request };
+    request.bind(py).as_super().get().is_elsewhere(py)
+}
+
+#[cold]
+fn elsewhere(py: Python<'_>, sends: bool) -> PyErr {
+    let (name, call) = if sends {
+        ("send()", "send(...)")
+    } else {
+        ("receive()", "receive()")
+    };
+    let text = format!(
+        "{name} was awaited in another thread than its request's: use \
+         asyncio.run_coroutine_threadsafe({call}, loop)"
+    );
+    objects::error::<PyRuntimeError>(py, &text)
 }
 
 /// Waits for the next turn, as asyncio.sleep(0) does. `taken` is dropped when all is consistent.

@@ -452,9 +452,18 @@ impl Exchange {
     }
 
     pub(super) fn service<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, HttpService>> {
-        let state = self.state.get(py);
-        let service = state.service.as_ref().map(|it| it.bind(py).clone());
+        let service = {
+            let state = self.state.get(py);
+            state.service.as_ref().map(|it| it.bind(py).clone())
+        };
         service.ok_or_else(|| objects::error::<PyRuntimeError>(py, "the request is gone"))
+    }
+
+    /// Whether another thread runs the loop that this belongs to.
+    pub(super) fn is_elsewhere(&self, py: Python<'_>) -> bool {
+        let state = self.state.get(py);
+        let service = state.service.as_ref();
+        service.is_some_and(|it| it.get().is_elsewhere(py))
     }
 
     /// The scope for the access log, once.
@@ -788,6 +797,8 @@ impl Exchange {
             (forgotten, state.connection.clone_ref_opt(py))
         };
         match connection {
+            // Another thread leaves the connection alone: a deadline that goes on finds nobody who waits.
+            Some(_) if cfg!(Py_GIL_DISABLED) && self.is_elsewhere(py) => Ok(()),
             Some(connection) if !sends && forgotten.is_some() => {
                 self.protocol.on_waits_changed(self, connection.bind(py))
             }

@@ -639,6 +639,13 @@ impl HttpService {
         self.object(py, |it| &it.event_loop)
     }
 
+    /// Whether another thread runs the loop.
+    pub(super) fn is_elsewhere(&self, py: Python<'_>) -> bool {
+        let state = self.state.get(py);
+        let objects = state.objects.as_ref();
+        objects.is_some_and(|it| it.event_loop.get().runs_elsewhere())
+    }
+
     /// A new context for a request.
     pub(super) fn context<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         calls::copy_of_context(&self.object(py, |it| &it.context)?)
