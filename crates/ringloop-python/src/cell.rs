@@ -9,8 +9,9 @@
 //!
 //! - Nobody detaches from the interpreter while a borrow is held, except to wait for another cell.
 //! - A thread that waits detaches, so that it never holds up a stop of the world (a collection, a fork).
-//! - Cells are borrowed in one order where two are held: a connection's or an operation's own, then the loop's: queue,
-//!   watches, reactor.
+//! - Cells are borrowed in one order where two are held. First is the own one of a connection, an operation, a WSGI view or
+//!   its input. Then come a connection's link, an exchange, its WebSocket; the transport; the WSGI pool; the HTTP service's
+//!   (state, then scratch or counters); and last the loop's: queue, watches, reactor.
 
 #![allow(unsafe_code)]
 

@@ -322,10 +322,14 @@ impl Request {
         let application = {
             let mut state = this.state.get_mut(py);
             if let Application::Running = state.application {
-                return Err(coroutine::executing(py));
+                None
+            } else {
+                Some(std::mem::replace(&mut state.application, Application::Over))
             }
-            std::mem::replace(&mut state.application, Application::Over)
         };
+        if application.is_none() {
+            return Err(coroutine::executing(py));
+        }
         drop(application);
         let coroutine = this.state.get_mut(py).coroutine.take();
         let closed = match coroutine {

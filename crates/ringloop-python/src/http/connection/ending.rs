@@ -63,14 +63,16 @@ impl Connection {
             return Ok(());
         };
         let mut buffer = service.get().take_buffer(py);
-        let is_refused = service.get().with_lines(py, |lines, unix_s| {
+        let is_refused = {
             let mut state = this.state.get_mut(py);
             let defaults = service.get().default_fields();
             let fields = fields.iter().copied().chain(defaults);
-            state
-                .http
-                .refuse(status, text, fields, lines, unix_s, &mut buffer)
-        });
+            service.get().with_lines(py, |lines, unix_s| {
+                state
+                    .http
+                    .refuse(status, text, fields, lines, unix_s, &mut buffer)
+            })
+        };
         if is_refused {
             let begun = this.current(py).map(|request| request.get().begun(py));
             service.get().count_response(py, begun, status);

@@ -111,7 +111,9 @@ impl Connection {
         let py = slf.py();
         let was_busy = std::mem::replace(&mut slf.get().state.get_mut(py).is_busy, true);
         let result = run();
-        slf.get().state.get_mut(py).is_busy = was_busy;
+        if !was_busy {
+            slf.get().state.get_mut(py).is_busy = false;
+        }
         result
     }
 
