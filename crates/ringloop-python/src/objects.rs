@@ -126,6 +126,12 @@ pub(crate) unsafe fn dict_item(
     }
 }
 
+/// A tuple with what a list has now.
+pub(crate) fn tuple_of_list<'py>(list: &Bound<'py, PyList>) -> PyResult<Bound<'py, PyTuple>> {
+    // SAFETY: the GIL is held, and the list is alive.
+    unsafe { owned(list.py(), ffi::PyList_AsTuple(list.as_ptr())) }
+}
+
 pub(crate) fn tuple<'py, const N: usize>(
     py: Python<'py>,
     items: [Bound<'py, PyAny>; N],

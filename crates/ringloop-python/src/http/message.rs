@@ -105,10 +105,16 @@ impl FieldLines {
 
 /// Makes sure that fields can be read without running Python code.
 pub(super) fn plain_fields<'py>(headers: &Bound<'py, PyAny>) -> PyResult<Fields<'py>> {
+    let py = headers.py();
+    // Without the GIL, other threads may change a list while it is walked.
+    let copied = match headers.cast_exact::<PyList>() {
+        Ok(list) if cfg!(Py_GIL_DISABLED) => Some(objects::tuple_of_list(list)?.into_any()),
+        _ => None,
+    };
+    let headers = copied.as_ref().unwrap_or(headers);
     if is_plain(headers) {
         return Ok(Fields::Python(headers.clone()));
     }
-    let py = headers.py();
     let plain = objects::list(py, std::iter::empty::<Bound<'py, PyAny>>())?;
     for pair in headers.try_iter()? {
         let pair = pair?;
@@ -132,13 +138,15 @@ pub(super) fn name_and_value<'py>(
     Ok((pair.get_item(New(0))?, pair.get_item(New(1))?))
 }
 
-/// Whether fields consist of exact lists, tuples and `bytes` only.
+/// Whether fields consist of exact lists, tuples and `bytes` only; without the GIL, of tuples and `bytes`.
 fn is_plain(headers: &Bound<'_, PyAny>) -> bool {
     let is_bytes = |part: &Bound<'_, PyAny>| part.is_exact_instance_of::<PyBytes>();
     let is_pair = |pair: &Bound<'_, PyAny>| {
         if let Ok(pair) = pair.cast_exact::<PyTuple>() {
             pair.len() == 2 && pair.iter_borrowed().all(|part| is_bytes(&part))
-        } else if let Ok(pair) = pair.cast_exact::<PyList>() {
+        } else if let Ok(pair) = pair.cast_exact::<PyList>()
+            && cfg!(not(Py_GIL_DISABLED))
+        {
             pair.len() == 2 && pair.iter().all(|part| is_bytes(&part))
         } else {
             false

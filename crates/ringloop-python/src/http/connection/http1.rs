@@ -109,7 +109,7 @@ impl Protocol for Http1 {
     ) -> PyResult<bool> {
         let py = object.py();
         let connection = connection(object)?;
-        // From here to the write no Python code runs, so that nothing comes in between.
+        // From here to the write no Python code runs, and no other thread sends: nothing comes in between.
         let (mut buffer, parked) = connection.get().take_head(py, part.has_head, service.get());
         let (body, is_last) = (part.body, part.is_last);
         let content = body.as_bytes();

@@ -43,10 +43,10 @@ pub(super) fn now_ms() -> u64 {
     clock::now_ns() / 1_000_000
 }
 
-/// A body to send. It must not change.
+/// A body to send. It must not change, and letting go of it must not run code of the application.
 pub(super) fn shared(body: &Bound<'_, PyBytes>) -> Bytes {
     let content = body.as_bytes();
-    if content.len() < SHARED {
+    if content.len() < SHARED || !body.is_exact_instance_of::<PyBytes>() {
         Bytes::copy_from_slice(content)
     } else {
         Bytes::from_owner(PyBackedBytes::from(body.clone()))
