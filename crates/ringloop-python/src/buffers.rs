@@ -47,7 +47,7 @@ pub(crate) struct Received {
     object: NonNull<ffi::PyBytesObject>,
 }
 
-// SAFETY: only touched under the GIL.
+// SAFETY: only touched by attached threads, and by one at a time: the loop's cell gives it to one of them.
 unsafe impl Send for Received {}
 
 /// Received data as a `bytes` object.

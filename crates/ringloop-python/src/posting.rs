@@ -65,7 +65,7 @@ thread_local! {
     static SLEPT_AT: Cell<(usize, u64)> = const { Cell::new((0, 0)) };
 }
 
-/// The callbacks that have been posted to a loop. Written under the GIL, except for `wants_gil`.
+/// The callbacks that have been posted to a loop. Written under the GIL, except for `wants_gil`; not used without one.
 #[derive(Default)]
 pub(crate) struct Posting {
     /// The turn that the loop was in at the last post, how many callbacks were posted in it, and until when threads may

@@ -90,8 +90,9 @@ pub(crate) fn guard(
 }
 
 /// The same in a critical section of an object, which another thread that wants it waits for. It is lost while this
-/// thread is detached, which any Python code may cause: as the GIL is, where there is one. So what holds with the GIL
-/// alone holds here.
+/// thread is detached: which any Python code may cause, as with the GIL, but also a wait for a cell that another thread has
+/// borrowed, or for another section. So everything may have changed after a borrow, too, and what must change together
+/// changes within one, or with none in between.
 #[inline]
 pub(crate) fn guard_in(
     section: *mut ffi::PyObject,

@@ -398,8 +398,9 @@ fn run_one(event_loop: &Bound<'_, Loop>, ready: &Ready) -> PyResult<()> {
     }
 }
 
-/// Serves a transport by the functions of its type. Without the GIL, threads of its streams and of WSGI views see what was
-/// received as one step: from the system call to the last of the state that depends on it.
+/// Serves a transport by the functions of its type. Without the GIL, threads that use its streams wait meanwhile: from the
+/// system call to the last of the state that depends on what was received. The section is lost where this waits for a cell,
+/// or runs Python code: what must change together changes within one borrow, or with none in between (`support::guard_in`).
 fn serve(event_loop: &Bound<'_, Loop>, served: &Served) -> PyResult<()> {
     let py = event_loop.py();
     let readiness = match served.reason() {

@@ -22,7 +22,7 @@ pub(crate) struct Gathered {
     wanted: usize,
 }
 
-// SAFETY: only touched under the GIL.
+// SAFETY: only touched by attached threads, and by one at a time: it is within a cell, or a thread's own.
 unsafe impl Send for Gathered {}
 
 impl Gathered {
@@ -46,6 +46,14 @@ impl Gathered {
     /// The bytes that are there.
     pub(crate) fn len(&self) -> usize {
         self.len
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: the object is alive, nobody else refers to it, and its first `len` bytes were written.
+        unsafe {
+            let start = ffi::PyBytes_AS_STRING(self.object.as_ptr()).cast::<u8>();
+            std::slice::from_raw_parts(start, self.len)
+        }
     }
 
     pub(crate) fn room(&self) -> usize {

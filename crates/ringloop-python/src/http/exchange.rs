@@ -238,10 +238,27 @@ pub(super) struct FileBegun {
     pub(super) is_forbidden: bool,
 }
 
+/// A part of the body of a request, as it has come.
+pub(super) enum Piece {
+    First(Py<PyBytes>),
+    Gathered(Box<Gathered>),
+    Rest(Vec<u8>),
+}
+
+impl Piece {
+    pub(super) fn as_bytes<'a>(&'a self, py: Python<'a>) -> &'a [u8] {
+        match self {
+            Self::First(first) => first.as_bytes(py),
+            Self::Gathered(gathered) => gathered.bytes(),
+            Self::Rest(rest) => rest,
+        }
+    }
+}
+
 /// The next step of who receives the body of a request.
-pub(super) enum Body<'py> {
+pub(super) enum Body<P> {
     /// A part, and whether there may be another.
-    Part(Bound<'py, PyBytes>, bool),
+    Part(P, bool),
     /// The client is gone, or its response complete.
     Disconnected,
     Wait,
@@ -512,11 +529,7 @@ impl Exchange {
     /// Takes a part of the body.
     pub(super) fn push_body(&self, py: Python<'_>, mut part: &[u8], end: bool) -> PyResult<()> {
         let is_first = {
-            let mut state = self.state.get_mut(py);
-            state.expected = state.expected.saturating_sub(part.len() as u64);
-            if let Some(gathered) = &mut state.gathered {
-                part = gathered.push(part);
-            }
+            let state = self.state.get(py);
             state.first.is_none() && state.body.is_empty() && state.gathered.is_none()
         };
         let object = (is_first && !part.is_empty())
@@ -524,10 +537,15 @@ impl Exchange {
             .transpose()?;
         {
             let mut state = self.state.get_mut(py);
+            state.expected = state.expected.saturating_sub(part.len() as u64);
             state.body_ended |= end;
+            // A thread may have begun it since the look above.
+            if let Some(gathered) = &mut state.gathered {
+                part = gathered.push(part);
+            }
             match object {
-                Some(object) => state.first = Some(object.unbind()),
-                None => state.body.extend_from_slice(part),
+                Some(object) if state.gathered.is_none() => state.first = Some(object.unbind()),
+                _ => state.body.extend_from_slice(part),
             }
             let is_awaited = state.gathered.is_some() && !state.has_gathered();
             if is_awaited && !state.has_all() {
@@ -650,7 +668,7 @@ impl Exchange {
     }
 
     /// Receives a part of the body, if there is one.
-    pub(super) fn take_body<'py>(&self, py: Python<'py>) -> PyResult<Body<'py>> {
+    pub(super) fn take_body<'py>(&self, py: Python<'py>) -> PyResult<Body<Bound<'py, PyBytes>>> {
         let body = self.take_arrived(py)?;
         if let Body::Part(part, more) = &body
             && (*more || self.protocol.is_multiplexed())
@@ -693,45 +711,65 @@ impl Exchange {
         !is_enough
     }
 
-    /// As `take_body`, in any thread: the connection hears of it by `release`.
-    pub(super) fn take_arrived<'py>(&self, py: Python<'py>) -> PyResult<Body<'py>> {
-        let mut gathered = None;
-        let (first, rest, more) = {
-            let mut state = self.state.get_mut(py);
-            if state.is_complete {
-                return Ok(Body::Disconnected);
-            }
-            if state.gathered.as_ref().is_some_and(|it| it.len() > 0) {
-                gathered = state.gathered.take();
-                state.reserved = None;
-                let more = !state.body_ended || !state.body.is_empty();
-                state.end_received = !more;
-                (None, Vec::new(), more)
-            } else if let Some(first) = state.first.take() {
-                let more = !state.body_ended || !state.body.is_empty();
-                state.end_received = !more;
-                (Some(first), Vec::new(), more)
-            } else if !state.body.is_empty() || (state.body_ended && !state.end_received) {
-                let more = !state.body_ended;
-                state.end_received = !more;
-                (None, std::mem::take(&mut state.body), more)
-            } else if state.is_disconnected {
-                return Ok(Body::Disconnected);
-            } else {
-                return Ok(Body::Wait);
-            }
+    fn take_arrived<'py>(&self, py: Python<'py>) -> PyResult<Body<Bound<'py, PyBytes>>> {
+        Ok(match self.take_piece(py) {
+            Body::Part(piece, more) => Body::Part(self.finish_piece(py, piece)?, more),
+            Body::Disconnected => Body::Disconnected,
+            Body::Wait => Body::Wait,
+        })
+    }
+
+    /// As `take_body`, in any thread: the connection hears of it by `release`. Runs no Python code.
+    pub(super) fn take_piece(&self, py: Python<'_>) -> Body<Piece> {
+        let mut state = self.state.get_mut(py);
+        if state.is_complete {
+            return Body::Disconnected;
+        }
+        let has_gathered = state.gathered.as_ref().is_some_and(|it| it.len() > 0);
+        let gathered = state.gathered.take_if(|_| has_gathered);
+        let (piece, more) = if let Some(gathered) = gathered {
+            state.reserved = None;
+            let more = !state.body_ended || !state.body.is_empty();
+            (Piece::Gathered(gathered), more)
+        } else if let Some(first) = state.first.take() {
+            let more = !state.body_ended || !state.body.is_empty();
+            (Piece::First(first), more)
+        } else if !state.body.is_empty() || (state.body_ended && !state.end_received) {
+            let more = !state.body_ended;
+            (Piece::Rest(std::mem::take(&mut state.body)), more)
+        } else if state.is_disconnected {
+            return Body::Disconnected;
+        } else {
+            return Body::Wait;
         };
-        let body = match (first, gathered) {
-            (Some(first), _) => first.into_bound(py),
-            (None, Some(gathered)) => {
-                if !std::mem::replace(&mut self.state.get_mut(py).has_read, true) {
-                    self.service(py)?.get().gathering().count_read();
-                }
-                gathered.finish(py)?
-            }
-            (None, None) => objects::bytes(py, &rest)?,
-        };
-        Ok(Body::Part(body, more))
+        state.end_received = !more;
+        Body::Part(piece, more)
+    }
+
+    /// The object of a part that was taken.
+    pub(super) fn finish_piece<'py>(
+        &self,
+        py: Python<'py>,
+        piece: Piece,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        self.note_piece(py, &piece);
+        match piece {
+            Piece::First(first) => Ok(first.into_bound(py)),
+            Piece::Gathered(gathered) => gathered.finish(py),
+            Piece::Rest(rest) => objects::bytes(py, &rest),
+        }
+    }
+
+    /// Notes once for a request that its body is read.
+    pub(super) fn note_piece(&self, py: Python<'_>, piece: &Piece) {
+        if !matches!(piece, Piece::Gathered(_))
+            || std::mem::replace(&mut self.state.get_mut(py).has_read, true)
+        {
+            return;
+        }
+        if let Ok(service) = self.service(py) {
+            service.get().gathering().count_read();
+        }
     }
 
     /// A future that is done when there is a message to receive. The connection reads on for it.

@@ -2,10 +2,11 @@
 //!
 //! The loop's thread alone touches connections. It puts the requests of a turn into the pool's queue, and calls a thread
 //! when the turn is over (`pool`). The thread runs one view after the other (`view`), and puts each that has something to
-//! send or to wait for into the pool's outbox. The loop is woken for that once, and does all of it (`delivery`). So a
-//! thread and the loop take turns at the GIL, each for as many requests as there are.
+//! send or to wait for into the pool's outbox. The loop is woken for that once, and does all of it (`delivery`). So with
+//! the GIL a thread and the loop take turns at it, each for as many requests as there are.
 //!
-//! The GIL guards all that both sides share. Who waits does so without it, on a `waiting::Parker`.
+//! All that both sides share is in cells. Without the GIL, they and the application's own threads may use them between any
+//! two borrows: what must change together is changed in one. Who waits does so detached, on a `waiting::Parker`.
 
 mod delivery;
 mod input;

@@ -13,10 +13,10 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 /// A reference that a native object owns. It is like `Py`, and goes as soon as it is dropped: that of `Py` first asks
-/// whether the thread has the GIL, and may be put off.
+/// whether the thread is attached, and may be put off.
 pub(crate) struct Owned<T = PyAny> {
     reference: ManuallyDrop<Py<T>>,
-    /// It is dropped where it was made: in a thread that has the GIL.
+    /// It is dropped in an attached thread, as it was made in one.
     _not_send: PhantomData<*mut ()>,
 }
 
@@ -74,8 +74,8 @@ impl<T> Deref for Owned<T> {
 impl<T> Drop for Owned<T> {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: the reference is ours. The GIL is held: a `Bound`, which proves that, was made to an `Owned`, which
-        // stays in its thread or in an object that only the holder of the GIL touches.
+        // SAFETY: the reference is ours. The GIL is held, or without one the thread is attached: a `Bound`, which proves
+        // that, was made to an `Owned`, which stays in its thread or in an object, whose content only attached threads use.
         unsafe { ffi::Py_DECREF(self.reference.as_ptr()) };
     }
 }

@@ -15,6 +15,9 @@ use crate::objects;
 struct State {
     data: Vec<u8>,
     at: usize,
+    /// How many bytes were read of it so far.
+    read: u64,
+    /// The last part was taken.
     is_at_end: bool,
 }
 
@@ -37,13 +40,18 @@ impl State {
         has_room
     }
 
-    fn advance(&mut self, count: usize) {
+    /// Reads up to `count` of the bytes that are there. Runs no Python code, without memory neither.
+    fn take<'py>(&mut self, py: Python<'py>, count: usize) -> PyResult<Bound<'py, PyBytes>> {
+        let count = count.min(self.rest().len());
+        let taken = objects::bytes(py, &self.rest()[..count])?;
         self.at += count;
+        self.read += count as u64;
         if self.at == self.data.len() {
             self.data.clear();
             self.data.shrink_to(64 * 1024);
             self.at = 0;
         }
+        Ok(taken)
     }
 }
 
@@ -62,128 +70,90 @@ impl Input {
         Bound::new(view.py(), input)
     }
 
-    /// The next part of the body, and whether there may be another. Waits for it: for `wanted` bytes, if it is known how
-    /// many will come.
+    /// Takes the next part of the body to what is to be read, unless the end was taken. Waits for it: for `wanted` bytes, if it
+    /// is known how many will come. A part that is all that a read of `size` bytes gets is returned instead.
     fn receive<'py>(
         &self,
         py: Python<'py>,
         wanted: usize,
-    ) -> PyResult<(Bound<'py, PyBytes>, bool)> {
-        View::alone(self.view.bind(py), || self.receive_alone(py, wanted))
-    }
-
-    fn receive_alone<'py>(
-        &self,
-        py: Python<'py>,
-        wanted: usize,
-    ) -> PyResult<(Bound<'py, PyBytes>, bool)> {
+        size: Option<usize>,
+    ) -> PyResult<Option<Bound<'py, PyBytes>>> {
         let view = self.view.bind(py);
+        let exchange = view.as_super().get();
         loop {
-            if view.as_super().get().must_gather(py, wanted) && !view.get().state.get(py).is_gone {
+            if exchange.must_gather(py, wanted) && !view.get().state.get(py).is_gone {
                 View::wait(view, Wait::Body)?;
                 continue;
             }
-            match view.as_super().get().take_arrived(py)? {
-                Body::Part(part, more) => {
-                    View::on_taken(view, part.as_bytes().len(), more)?;
-                    return Ok((part, more));
+            // In one borrow: what another thread of the application takes comes behind it.
+            let taken = {
+                let mut state = self.state.get_mut(py);
+                match exchange.take_piece(py) {
+                    // That thread has taken the end.
+                    Body::Wait if state.is_at_end => return Ok(None),
+                    Body::Part(piece, more) => {
+                        let length = piece.as_bytes(py).len();
+                        state.is_at_end = !more;
+                        let is_all = state.rest().is_empty()
+                            && size.is_some_and(|size| length == size || (!more && length < size));
+                        let has_room = is_all || state.add(piece.as_bytes(py));
+                        Body::Part((piece, length, is_all, has_room), more)
+                    }
+                    Body::Disconnected => Body::Disconnected,
+                    Body::Wait => Body::Wait,
+                }
+            };
+            match taken {
+                Body::Part((piece, length, is_all, has_room), more) => {
+                    View::on_taken(view, length, more)?;
+                    if !has_room {
+                        return Err(objects::error::<PyMemoryError>(py, ""));
+                    }
+                    if is_all {
+                        return exchange.finish_piece(py, piece).map(Some);
+                    }
+                    exchange.note_piece(py, &piece);
+                    return Ok(None);
                 }
                 Body::Disconnected => return Err(disconnected(py)),
                 Body::Wait if view.get().state.get(py).is_gone => return Err(disconnected(py)),
-                // Another thread of the application has read the end.
-                Body::Wait if self.state.get(py).is_at_end => {
-                    return Ok((objects::bytes(py, b"")?, false));
-                }
                 Body::Wait => View::wait(view, Wait::Body)?,
             }
         }
     }
 
-    /// Takes more of the body, `wanted` bytes if possible; false at its end.
-    fn fill(&self, py: Python<'_>, wanted: usize) -> PyResult<bool> {
-        if self.state.get(py).is_at_end {
-            return Ok(false);
-        }
-        let (part, more) = self.receive(py, wanted)?;
-        self.keep(&part, more)?;
-        Ok(true)
-    }
-
-    /// Keeps a part of the body to be read.
-    fn keep(&self, part: &Bound<'_, PyBytes>, more: bool) -> PyResult<()> {
-        let has_room = {
-            let mut state = self.state.get_mut(part.py());
-            state.is_at_end = !more;
-            state.add(part.as_bytes())
-        };
-        if has_room {
-            Ok(())
-        } else {
-            Err(objects::error::<PyMemoryError>(part.py(), ""))
-        }
-    }
-
-    /// Takes up to `count` of the bytes that are there.
-    fn take<'py>(&self, py: Python<'py>, count: usize) -> PyResult<Bound<'py, PyBytes>> {
-        let (data, at) = {
-            let mut state = self.state.get_mut(py);
-            (std::mem::take(&mut state.data), state.at)
-        };
-        let count = count.min(data.len() - at);
-        let taken = objects::bytes(py, &data[at..at + count]);
-        let mut state = self.state.get_mut(py);
-        state.data = data;
-        if taken.is_ok() {
-            state.advance(count);
-        }
-        drop(state);
-        taken
-    }
-
-    fn read_alone<'py>(&self, py: Python<'py>, size: usize) -> PyResult<Bound<'py, PyBytes>> {
-        let (is_empty, is_at_end) = {
-            let state = self.state.get(py);
-            (state.rest().is_empty(), state.is_at_end)
-        };
-        if is_empty && !is_at_end && size > 0 {
-            let (part, more) = self.receive(py, size)?;
-            let count = part.as_bytes().len();
-            if count == size || (!more && count < size) {
-                self.state.get_mut(py).is_at_end = !more;
-                return Ok(part);
-            }
-            self.keep(&part, more)?;
-        }
+    fn read_bytes<'py>(&self, py: Python<'py>, size: usize) -> PyResult<Bound<'py, PyBytes>> {
         loop {
-            let left = size.saturating_sub(self.state.get(py).rest().len());
-            if left == 0 || !self.fill(py, left)? {
-                return self.take(py, size);
+            let left = {
+                let mut state = self.state.get_mut(py);
+                let left = size.saturating_sub(state.rest().len());
+                if left == 0 || state.is_at_end {
+                    return state.take(py, size);
+                }
+                left
+            };
+            if let Some(part) = self.receive(py, left, Some(size))? {
+                return Ok(part);
             }
         }
     }
 
     fn read_line<'py>(&self, py: Python<'py>, size: usize) -> PyResult<Bound<'py, PyBytes>> {
-        View::alone(self.view.bind(py), || self.read_line_alone(py, size))
-    }
-
-    fn read_line_alone<'py>(&self, py: Python<'py>, size: usize) -> PyResult<Bound<'py, PyBytes>> {
-        let mut searched = 0;
+        // No line ends before this byte, counted as `State::read`: another thread of the application may read some meanwhile.
+        let mut searched: u64 = 0;
         loop {
-            let count = {
-                let state = self.state.get(py);
+            {
+                let mut state = self.state.get_mut(py);
                 let rest = state.rest();
-                // Another thread of the application may have read some of it.
-                searched = searched.min(rest.len());
-                let found = rest[searched..].iter().position(|&byte| byte == b'\n');
-                searched += found.map_or(rest.len() - searched, |at| at + 1);
-                (found.is_some() || searched >= size).then_some(searched.min(size))
-            };
-            if let Some(count) = count {
-                return self.take(py, count);
+                let from = searched.saturating_sub(state.read) as usize;
+                let found = rest[from..].iter().position(|&byte| byte == b'\n');
+                let end = found.map_or(rest.len(), |at| from + at + 1);
+                if found.is_some() || end >= size || state.is_at_end {
+                    return state.take(py, end.min(size));
+                }
+                searched = state.read + end as u64;
             }
-            if !self.fill(py, 1)? {
-                return self.take(py, size);
-            }
+            self.receive(py, 1, None)?;
         }
     }
 }
@@ -199,7 +169,7 @@ impl Input {
     /// Reads up to `size` bytes: fewer only at the end.
     #[pyo3(signature = (size=None, /))]
     fn read<'py>(&self, py: Python<'py>, size: Option<isize>) -> PyResult<Bound<'py, PyBytes>> {
-        View::alone(self.view.bind(py), || self.read_alone(py, limit(size)))
+        self.read_bytes(py, limit(size))
     }
 
     /// Reads a line, or its first `size` bytes.

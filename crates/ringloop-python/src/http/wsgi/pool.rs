@@ -9,7 +9,6 @@ use std::sync::Arc;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
-use pyo3::sync::critical_section::with_critical_section;
 use pyo3::{PyTraverseError, PyVisit};
 use ringloop_reactor::clock;
 
@@ -26,7 +25,7 @@ use crate::thread_exit::SleepsAtExit;
 /// How long a request waits for the leader before another thread is called.
 const PATIENCE_NS: u64 = 500_000;
 
-/// How long a thread may run views while the loop waits for the GIL.
+/// With the GIL: how long a thread may run views while the loop waits for it.
 const HOLD_NS: u64 = 500_000;
 
 /// The number of a thread.
@@ -55,7 +54,7 @@ struct State {
     /// `taken`, when the timer was set.
     taken_before: u64,
     has_timer: bool,
-    /// The leader was called, and hasn't had the GIL since.
+    /// The leader was called, and hasn't looked at the queue since.
     is_called: bool,
     /// The end of the turn will call a thread.
     is_collected: bool,
@@ -117,20 +116,6 @@ impl Pool {
         service
             .map(|it| it.into_bound(py))
             .ok_or_else(|| objects::error::<PyRuntimeError>(py, "the service is gone"))
-    }
-
-    /// Runs `body`, which waits for nothing but by detaching, while no other thread uses the pool, its views and their
-    /// requests: in a critical section of the loop, in which that serves the connections, too.
-    pub(super) fn alone<R>(
-        &self,
-        py: Python<'_>,
-        body: impl FnOnce() -> PyResult<R>,
-    ) -> PyResult<R> {
-        if cfg!(not(Py_GIL_DISABLED)) {
-            return body();
-        }
-        let event_loop = self.service(py)?.get().event_loop(py)?;
-        with_critical_section(event_loop.as_any(), body)
     }
 
     // -- The loop's side ---------------------------------------------------------------------------------------------
@@ -223,7 +208,9 @@ impl Pool {
             let is_alone = {
                 let mut state = this.state.get_mut(py);
                 state.threads -= 1;
-                state.leader = None;
+                if state.leader == Some(number) {
+                    state.leader = None;
+                }
                 if state.threads > 0 {
                     // There is no use in trying again for each request.
                     state.threads_max = state.threads;
@@ -285,15 +272,21 @@ impl Pool {
         Some(view)
     }
 
-    /// Waits until there may be something to do; false if there will be nothing.
+    /// Waits until there may be something to do; false if there will be nothing: the thread is not counted any more.
     fn rest(&self, py: Python<'_>, number: Number, parker: &Arc<Parker>) -> PyResult<bool> {
-        let is_over = self.service(py)?.get().is_shutting_down(py);
+        let service = self.service(py)?;
         {
+            // All in one borrow: whoever puts a request into the queue relies on a leader, and a thread that ends has left
+            // before it is looked for. `stop` comes after the flag was set, so that it finds those who have not seen that.
             let mut state = self.state.get_mut(py);
+            if !state.queue.is_empty() {
+                return Ok(true);
+            }
             if state.leader == Some(number) {
                 state.leader = None;
             }
-            if is_over {
+            if service.get().is_shutting_down(py) {
+                state.threads -= 1;
                 return Ok(false);
             }
             state.idle.push((number, Arc::clone(parker)));
@@ -359,17 +352,8 @@ impl Pool {
         let mut now_ns = clock::now_ns();
         let mut since_ns = now_ns;
         loop {
-            // One step, so that nobody takes this thread for the leader between the two.
-            let mut goes_on = true;
-            let next = this.alone(py, || {
-                let next = this.next(py, number, now_ns);
-                if next.is_none() {
-                    goes_on = this.rest(py, number, &parker)?;
-                }
-                Ok(next)
-            })?;
-            let Some(view) = next else {
-                if !goes_on {
+            let Some(view) = this.next(py, number, now_ns) else {
+                if !this.rest(py, number, &parker)? {
                     return Ok(());
                 }
                 now_ns = clock::now_ns();
@@ -383,7 +367,8 @@ impl Pool {
             drop(view);
             this.state.get_mut(py).running -= 1;
             now_ns = clock::now_ns();
-            if now_ns - since_ns > HOLD_NS && posting.loop_wants_gil() {
+            let is_long = cfg!(not(Py_GIL_DISABLED)) && now_ns - since_ns > HOLD_NS;
+            if is_long && posting.loop_wants_gil() {
                 posting.let_loop_run(py);
                 now_ns = clock::now_ns();
                 since_ns = now_ns;
@@ -395,17 +380,11 @@ impl Pool {
 impl Collector for Pool {
     /// The turn is over, in which requests came.
     fn flush(slf: &Bound<'_, Self>) -> PyResult<()> {
-        slf.get().alone(slf.py(), || Self::end_turn(slf))
-    }
-}
-
-impl Pool {
-    fn end_turn(slf: &Bound<'_, Self>) -> PyResult<()> {
         let py = slf.py();
         let waiting = {
             let mut state = slf.get().state.get_mut(py);
             state.is_collected = false;
-            // The loop has had the GIL since: a thread that needs it can't have taken anything.
+            // What the leader has not taken since then says nothing: with the GIL, only the loop could run.
             if state.led_ns + PATIENCE_NS < state.collected_ns && !state.is_called {
                 state.leader = None;
             }
@@ -424,29 +403,26 @@ impl Pool {
     /// The work of a thread.
     fn _work(slf: &Bound<'_, Self>, number: Number) -> PyResult<()> {
         let _sleeps_at_exit = SleepsAtExit::new();
-        let result = Self::run(slf, number);
-        let mut state = slf.get().state.get_mut(slf.py());
-        state.threads -= 1;
-        if state.leader == Some(number) {
-            state.leader = None;
-        }
-        drop(state);
-        result
+        Self::run(slf, number).inspect_err(|_| {
+            let mut state = slf.get().state.get_mut(slf.py());
+            state.threads -= 1;
+            if state.leader == Some(number) {
+                state.leader = None;
+            }
+        })
     }
 
     /// Requests have waited for a moment.
     fn _check(slf: &Bound<'_, Self>) -> PyResult<()> {
-        slf.get().alone(slf.py(), || {
-            {
-                let mut state = slf.get().state.get_mut(slf.py());
-                state.has_timer = false;
-                if state.taken == state.taken_before {
-                    state.leader = None;
-                }
+        {
+            let mut state = slf.get().state.get_mut(slf.py());
+            state.has_timer = false;
+            if state.taken == state.taken_before {
+                state.leader = None;
             }
-            Self::call_thread(slf)?;
-            Self::set_timer(slf)
-        })
+        }
+        Self::call_thread(slf)?;
+        Self::set_timer(slf)
     }
 
     /// Does what views need, in the loop's thread.
@@ -457,9 +433,7 @@ impl Pool {
             state.is_posted = false;
             std::mem::take(&mut state.outbox)
         };
-        slf.get().alone(py, || {
-            support::for_each(py, outbox, |view| View::deliver(view.bind(py)))
-        })
+        support::for_each(py, outbox, |view| View::deliver(view.bind(py)))
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {

@@ -96,6 +96,56 @@ pub(super) struct State {
     pub(super) is_finished: bool,
 }
 
+/// The fate of a part of the body.
+enum Given {
+    /// The loop has to look at it.
+    Posted,
+    /// The view's end follows, or it does not count any more.
+    Nothing,
+    /// Nothing can be sent.
+    Refused,
+}
+
+impl State {
+    /// Takes a part of the body, which has no more bytes than are left.
+    fn give(&mut self, part: Bound<'_, PyBytes>, is_cut: bool, is_last: bool) -> Given {
+        let length = part.as_bytes().len();
+        self.left = self.left.map(|left| left - length as u64);
+        if is_cut && length == 0 && !is_last {
+            return Given::Nothing;
+        }
+        if self.is_gone {
+            return Given::Refused;
+        }
+        if self.end == End::Complete {
+            return Given::Nothing;
+        }
+        if let Phase::Started(head) = std::mem::replace(&mut self.phase, Phase::Sent) {
+            self.out.head = Some(head);
+        }
+        self.out.length += length;
+        self.out.parts.push(part.unbind());
+        let is_short = self.left.is_some_and(|left| left > 0);
+        if (is_last && !is_short) || self.left == Some(0) {
+            self.end = End::Complete;
+        }
+        if is_last {
+            Given::Nothing
+        } else {
+            Given::Posted
+        }
+    }
+
+    /// Whether `start_response` may be called now. Not for the second time, unless for an error before anything was sent.
+    fn may_start(&self, has_error: bool) -> bool {
+        match self.phase {
+            Phase::Before => true,
+            Phase::Started(_) => has_error,
+            Phase::Sent => false,
+        }
+    }
+}
+
 #[pyclass(module = "ringloop._core", name = "WsgiStartResponse", frozen, extends = Exchange)]
 pub(super) struct View {
     pub(super) state: GilCell<State>,
@@ -159,7 +209,7 @@ impl View {
             }
         }
         // It fails only where there is no loop any more, and so nobody to tell.
-        let _ = pool.get().alone(py, || Self::post(slf, pool));
+        let _ = Self::post(slf, pool);
         result
     }
 
@@ -280,78 +330,52 @@ impl View {
 
     /// Hands over a part of the body. Returns whether more may be sent.
     fn send(slf: &Bound<'_, Self>, part: &Bound<'_, PyBytes>, is_last: bool) -> PyResult<bool> {
-        Self::alone(slf, || Self::send_alone(slf, part, is_last))
-    }
-
-    fn send_alone(
-        slf: &Bound<'_, Self>,
-        part: &Bound<'_, PyBytes>,
-        is_last: bool,
-    ) -> PyResult<bool> {
         let py = slf.py();
         let this = slf.get();
         let length = part.as_bytes().len();
         if length == 0 && !is_last {
             return Ok(true); // Not even the head goes out for it.
         }
-        let is_started = !matches!(this.state.get(py).phase, Phase::Before);
+        let (is_started, is_all_given) = {
+            let state = this.state.get(py);
+            let is_started = !matches!(state.phase, Phase::Before);
+            (is_started, state.left == Some(0))
+        };
         if !is_started {
             return Err(not_started(py));
         }
-        let mut part = part.clone();
-        if let Some(length) = Self::count(slf, length)? {
-            if length == 0 && !is_last {
-                return Ok(true);
-            }
-            part = objects::bytes(py, &part.as_bytes()[..length])?;
-        }
-        if !this.has_room(py) && !Self::wait_for_room(slf)? {
+        if !is_all_given && !this.has_room(py) && !Self::wait_for_room(slf)? {
             return Ok(false);
         }
-        {
+        // What is kept of a class of the application's could run its code wherever it is let go of.
+        let mut part = if part.is_exact_instance_of::<PyBytes>() {
+            part.clone()
+        } else {
+            objects::bytes(py, part.as_bytes())?
+        };
+        // Counted and given in one borrow: other threads of the application may send, too.
+        let (is_first_cut, given) = loop {
             let mut state = this.state.get_mut(py);
-            if state.is_gone {
-                return Ok(false);
+            if let Some(left) = state
+                .left
+                .filter(|&left| left < part.as_bytes().len() as u64)
+            {
+                drop(state);
+                part = objects::bytes(py, &part.as_bytes()[..left as usize])?;
+                continue; // There may be even less left by now.
             }
-            if state.end == End::Complete {
-                return Ok(true);
-            }
-            if let Phase::Started(head) = std::mem::replace(&mut state.phase, Phase::Sent) {
-                state.out.head = Some(head);
-            }
-            state.out.length += part.as_bytes().len();
-            state.out.parts.push(part.unbind());
-            let is_short = state.left.is_some_and(|left| left > 0);
-            if (is_last && !is_short) || state.left == Some(0) {
-                state.end = End::Complete;
-            }
-            if is_last {
-                return Ok(true); // The view's end follows.
-            }
-        }
-        Self::post_to(slf)?;
-        Ok(true)
-    }
-
-    /// Counts bytes of the body. Returns how many of them may be sent, if not all.
-    fn count(slf: &Bound<'_, Self>, length: usize) -> PyResult<Option<usize>> {
-        let (is_first_cut, left) = {
-            let mut state = slf.get().state.get_mut(slf.py());
-            let Some(left) = state.left else {
-                return Ok(None);
-            };
-            if length as u64 <= left {
-                state.left = Some(left - length as u64);
-                return Ok(None);
-            }
-            state.left = Some(0);
-            let is_first_cut = !std::mem::replace(&mut state.has_cut, true);
-            (is_first_cut, left as usize)
+            let is_cut = part.as_bytes().len() < length;
+            let is_first_cut = is_cut && !std::mem::replace(&mut state.has_cut, true);
+            break (is_first_cut, state.give(part, is_cut, is_last));
         };
         if is_first_cut {
             Self::report_length(slf, "longer")?;
         }
-        Ok(Some(left))
+        match given {
+            Given::Posted => Self::post_to(slf).map(|()| true),
+            Given::Nothing => Ok(true),
+            Given::Refused => Ok(false),
+        }
     }
 
     #[cold]
@@ -392,38 +416,21 @@ impl View {
     /// Has a file sent as the body. The loop goes on with it when the view is over.
     fn send_file(slf: &Bound<'_, Self>, file: &Bound<'_, PyAny>) -> PyResult<()> {
         let py = slf.py();
-        let phase = {
-            let mut state = slf.get().state.get_mut(py);
-            std::mem::replace(&mut state.phase, Phase::Sent)
-        };
-        let head = match phase {
+        let mut state = slf.get().state.get_mut(py);
+        match std::mem::replace(&mut state.phase, Phase::Sent) {
             Phase::Before => {
-                slf.get().state.get_mut(py).phase = Phase::Before;
+                state.phase = Phase::Before;
+                drop(state);
                 file.call_method0(intern!(py, "close"))?;
                 return Err(not_started(py));
             }
-            Phase::Started(head) => Some(head),
-            Phase::Sent => None,
-        };
-        let mut state = slf.get().state.get_mut(py);
-        if let Some(head) = head {
-            state.out.head = Some(head);
+            Phase::Started(head) => state.out.head = Some(head),
+            Phase::Sent => {}
         }
         state.out.file = Some(file.clone().unbind());
         state.sends_file = true;
         state.end = End::Complete;
         Ok(())
-    }
-
-    /// Runs `body` as [`Pool::alone`].
-    pub(super) fn alone<R>(
-        slf: &Bound<'_, Self>,
-        body: impl FnOnce() -> PyResult<R>,
-    ) -> PyResult<R> {
-        if cfg!(not(Py_GIL_DISABLED)) {
-            return body();
-        }
-        Self::pool(slf)?.get().alone(slf.py(), body)
     }
 
     // -- Waiting -----------------------------------------------------------------------------------------------------
@@ -513,26 +520,20 @@ impl View {
     ) -> PyResult<Bound<'py, PyAny>> {
         let py = slf.py();
         let this = slf.get();
-        let (is_started, is_sent) = match this.state.get(py).phase {
-            Phase::Before => (false, false),
-            Phase::Started(_) => (true, false),
-            Phase::Sent => (true, true),
-        };
-        match exc_info {
-            Some(exc_info) if is_sent => {
-                return Err(PyErr::from_value(exc_info.get_item(objects::New(1))?));
-            }
-            None if is_started => {
-                let text = "start_response was already called";
-                return Err(objects::error::<PyRuntimeError>(py, text));
-            }
-            _ => {}
+        let may_start = this.state.get(py).may_start(exc_info.is_some());
+        if !may_start {
+            return Err(started(py, exc_info));
         }
         let head = Head::read(status, headers)?;
         let is_head = slf.as_super().get().begun(py).method == Method::Head;
         let has_body = !is_head && !matches!(head.status, 204 | 205 | 304);
         let previous = {
             let mut state = this.state.get_mut(py);
+            // Reading the head may have run code that has called this, too, and so may other threads.
+            if !state.may_start(exc_info.is_some()) {
+                drop(state);
+                return Err(started(py, exc_info));
+            }
             state.left = head.length.filter(|_| has_body);
             std::mem::replace(&mut state.phase, Phase::Started(head))
         };
@@ -578,6 +579,19 @@ fn as_bytes<'a, 'py>(part: &'a Bound<'py, PyAny>) -> PyResult<&'a Bound<'py, PyB
         let text = format!("a part of a response must be bytes, not {name}");
         objects::error::<PyTypeError>(part.py(), &text)
     })
+}
+
+/// The error of a second `start_response`: the application's own, if it was called for that.
+#[cold]
+fn started(py: Python<'_>, exc_info: Option<&Bound<'_, PyAny>>) -> PyErr {
+    let Some(exc_info) = exc_info else {
+        let text = "start_response was already called";
+        return objects::error::<PyRuntimeError>(py, text);
+    };
+    match exc_info.get_item(objects::New(1)) {
+        Ok(error) => PyErr::from_value(error),
+        Err(error) => error,
+    }
 }
 
 #[cold]

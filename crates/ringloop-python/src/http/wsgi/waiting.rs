@@ -21,7 +21,7 @@ impl Parker {
         self.changed.notify_one();
     }
 
-    /// Sleeps until it is called. The GIL must not be held.
+    /// Sleeps until it is called. The thread must be detached.
     pub(super) fn wait(&self) {
         let mut is_called = self.lock();
         while !*is_called {
@@ -40,8 +40,8 @@ impl Parker {
     }
 }
 
-/// Acts like a future for an exchange, and calls a thread that waits for it when the turn is over: before, the loop has the
-/// GIL anyway. It does so also when nobody will ever end the wait: the thread then finds that out.
+/// Acts like a future for an exchange, and calls a thread that waits for it when the turn is over: with the GIL, that could
+/// do nothing before. It does so also when nobody will ever end the wait: the thread then finds that out.
 #[pyclass(module = "ringloop._core", name = "_WsgiWaiter", frozen)]
 pub(super) struct Waiter {
     parker: Arc<Parker>,
