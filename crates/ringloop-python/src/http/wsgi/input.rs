@@ -40,7 +40,7 @@ impl State {
         has_room
     }
 
-    /// Reads up to `count` of the bytes that are there. Runs no Python code, without memory neither.
+    /// Reads up to `count` of the bytes that are there. Runs no Python code, not even without memory.
     fn take<'py>(&mut self, py: Python<'py>, count: usize) -> PyResult<Bound<'py, PyBytes>> {
         let count = count.min(self.rest().len());
         let taken = objects::bytes(py, &self.rest()[..count])?;
