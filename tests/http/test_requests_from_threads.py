@@ -170,6 +170,7 @@ def test_an_application_that_is_closed_in_another_thread(arm, loop):
     run(loop, test())
 
 
+@pytest.mark.examples
 @pytest.mark.parametrize("kind", [Server, Http2Server])
 def test_headers_that_another_thread_changes(arm, loop, kind):
     headers = []
@@ -195,6 +196,7 @@ def test_headers_that_another_thread_changes(arm, loop, kind):
 # -- WSGI -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.examples
 def test_threads_that_write_one_response(arm, loop):
     """Each byte is sent and counted once, and what one thread writes keeps its order."""
     count = 200
@@ -218,6 +220,7 @@ def test_threads_that_write_one_response(arm, loop):
     run(loop, test())
 
 
+@pytest.mark.examples
 def test_threads_that_start_one_response(arm, loop):
     outcomes = []
 
@@ -270,6 +273,7 @@ def test_headers_that_start_the_response_themselves(arm, loop):
 SIZES = [16, 1000, 50_000]
 
 
+@pytest.mark.examples
 @pytest.mark.parametrize("size", [None, *SIZES])
 def test_threads_that_read_one_body(arm, loop, size):
     """Each line, or each part, is read once and as a whole."""
@@ -338,6 +342,7 @@ def test_parts_of_a_class_of_the_applications(arm, loop, kind):
     assert threading.get_ident() not in ends
 
 
+@pytest.mark.examples
 @pytest.mark.parametrize("threads", [1, 2])
 def test_requests_that_come_while_the_service_shuts_down(arm, loop, threads):
     """Each is answered, and no thread of the pool stays."""
