@@ -1,0 +1,140 @@
+"""Streams that other threads look at, write to and feed while the loop's thread reads them."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+import support
+from thread_support import collecting, repeating, rounds
+
+pytestmark = pytest.mark.examples
+
+
+async def echo(reader, writer):
+    try:
+        while data := await reader.read(4096):
+            writer.write(data)
+            await writer.drain()
+    finally:
+        writer.close()
+
+
+async def open_pair(loop, serve):
+    """Return a server and the streams of a connection to it."""
+    server = await asyncio.start_server(serve, support.HOST, 0)
+    return server, *await asyncio.open_connection(*server.sockets[0].getsockname())
+
+
+def look(reader, writer):
+    # The private ones are asyncio's own attributes, which programs and debuggers look at.
+    return (
+        *(reader._waiter, reader._buffer, reader._eof, reader.exception(), reader.at_eof(), repr(reader)),
+        *(writer.is_closing(), writer.get_extra_info("sockname"), writer.transport.get_write_buffer_size()),
+    )
+
+
+@pytest.mark.ringloop_only
+def test_no_read_is_lost_because_others_look(loop):
+    """A read ends with what was sent, whichever thread has looked at its waiter and its buffer meanwhile."""
+    streams, count = [], rounds(1000)
+
+    async def serve(reader, writer):
+        streams.append((reader, writer))
+        await echo(reader, writer)
+
+    async def main():
+        server, reader, writer = await open_pair(loop, serve)
+        streams.append((reader, writer))
+        for number in range(count):
+            message = b"%d," % number * (1 + number % 50)
+            writer.write(message)
+            async with asyncio.timeout(support.PATIENCE_S):
+                assert await reader.readexactly(len(message)) == message
+        writer.close()
+        await support.until(lambda: all(writer.is_closing() for _, writer in streams))
+        server.close()
+        return len(streams)
+
+    def look_at_all():
+        for stream in tuple(streams):
+            look(*stream)
+
+    with repeating(look_at_all, look_at_all), collecting():
+        assert loop.run_until_complete(main()) == 2
+    streams.clear()
+
+
+@pytest.mark.ringloop_only
+def test_what_other_threads_write_arrives_in_their_order(loop):
+    if support.has_gil():
+        pytest.skip("with the GIL, each thread acts itself")
+    count, threads = rounds(300), 3
+
+    def write(writer, name):
+        for number in range(count):
+            line = b"%d %d " % (name, number) + b"x" * (number * 37 % 2000) + b"\n"
+            if number % 2:
+                writer.write(line)
+            else:
+                writer.writelines([line[:3], line[3:]])
+
+    async def main():
+        server, reader, writer = await open_pair(loop, echo)
+        writers = [support.BackgroundThread(write, writer, name) for name in range(threads)]
+        numbers = [[] for _ in range(threads)]
+        async with asyncio.timeout(support.PATIENCE_S):
+            for _ in range(threads * count):
+                name, number, rest = (await reader.readline()).split(b" ")
+                assert rest == b"x" * (int(number) * 37 % 2000) + b"\n"
+                numbers[int(name)].append(int(number))
+        for thread in writers:
+            thread.result()
+        assert numbers == [list(range(count))] * threads
+        writer.close()
+        await writer.wait_closed()
+        server.close()
+
+    loop.run_until_complete(main())
+
+
+@pytest.mark.ringloop_only
+@pytest.mark.parametrize("read", ["read", "readline", "readexactly"])
+def test_what_another_thread_feeds_is_read_once(loop, read):
+    """asyncio leaves this open. Here nothing crashes, and a reader that is woken has all that was fed, in order.
+
+    Feeding may fail while the loop's thread copies from the buffer, under asyncio as well.
+    """
+    count = rounds(500)
+    lines = [b"%d\n" % number for number in range(count)]
+
+    def feed(reader):
+        for line in lines:
+            while True:
+                with contextlib.suppress(BufferError):
+                    reader.feed_data(line)
+                    break
+            # What wakes a loop from another thread.
+            loop.call_soon_threadsafe(support.noop)
+        loop.call_soon_threadsafe(reader.feed_eof)
+
+    async def main():
+        reader = asyncio.StreamReader()
+        thread = support.BackgroundThread(feed, reader)
+        received = bytearray()
+        async with asyncio.timeout(support.PATIENCE_S):
+            try:
+                while data := await {
+                    "read": lambda: reader.read(100),
+                    "readline": reader.readline,
+                    "readexactly": lambda: reader.readexactly(3),
+                }[read]():
+                    received += data
+            except asyncio.IncompleteReadError as error:
+                received += error.partial
+        await support.until(lambda: not thread.is_alive())
+        thread.result()
+        assert bytes(received) == b"".join(lines)
+
+    with collecting():
+        loop.run_until_complete(main())
