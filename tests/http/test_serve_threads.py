@@ -60,7 +60,7 @@ def receive_beginning(sock):
 
 
 def assert_both_threads_accept(program):
-    """The loop of one thread is held until the other one has answered."""
+    """Hold the loop of one thread until the other one has answered."""
     held = program.client()
     with contextlib.closing(held):
         held.request("GET", "/hold")

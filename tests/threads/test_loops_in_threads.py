@@ -6,7 +6,6 @@ import contextvars
 import functools
 import gc
 import os
-import signal
 import sys
 import threading
 import weakref

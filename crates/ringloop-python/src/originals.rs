@@ -125,17 +125,16 @@ impl<const N: usize> Originals<N> {
         let found: [Py<PyAny>; N] = found.try_into().map_err(|_| {
             objects::error::<PyAssertionError>(py, "as many methods as there are names")
         })?;
-        let originals = match self.functions.get(py) {
-            Some(originals) => originals,
-            None => {
-                let module = py.import(New(self.module))?.dict();
-                if !found.iter().all(|it| is_function_of(it.bind(py), &module)) {
-                    return Ok(false);
-                }
-                // Another thread may have been first.
-                let first = found.each_ref().map(|it| it.clone_ref(py));
-                self.functions.get_or_init(py, || first)
+        let originals = if let Some(originals) = self.functions.get(py) {
+            originals
+        } else {
+            let module = py.import(New(self.module))?.dict();
+            if !found.iter().all(|it| is_function_of(it.bind(py), &module)) {
+                return Ok(false);
             }
+            // Another thread may have been first.
+            let first = found.each_ref().map(|it| it.clone_ref(py));
+            self.functions.get_or_init(py, || first)
         };
         Ok(originals.iter().zip(&found).all(|(it, now)| it.is(now)))
     }

@@ -59,7 +59,9 @@ class Server:
 
     def __init__(self, config: Config, listeners: _listening.Listeners | None = None) -> None:
         if config.threads > 1 and not self._takes_threads:
-            raise ValueError("a Server serves in one thread; ringloop.serve() and `ringloop serve` take the option threads")
+            raise ValueError(
+                "a Server serves in one thread; ringloop.serve() and `ringloop serve` take the option threads"
+            )
         self.config = config
         self.started = False
         self.servers: list[asyncio.Server] = []
