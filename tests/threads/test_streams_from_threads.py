@@ -118,8 +118,12 @@ def test_what_another_thread_feeds_is_read_once(loop, read):
             loop.call_soon_threadsafe(support.noop)
         loop.call_soon_threadsafe(reader.feed_eof)
 
+    async def serve(_reader, writer):
+        await ended.wait()
+        writer.close()
+
     async def main():
-        reader = asyncio.StreamReader()
+        server, reader, writer = await open_pair(loop, serve)
         thread = support.BackgroundThread(feed, reader)
         received = bytearray()
         async with asyncio.timeout(support.PATIENCE_S):
@@ -135,6 +139,11 @@ def test_what_another_thread_feeds_is_read_once(loop, read):
         await support.until(lambda: not thread.is_alive())
         thread.result()
         assert bytes(received) == b"".join(lines)
+        ended.set()
+        writer.close()
+        server.close()
+
+    ended = asyncio.Event()
 
     with collecting():
         loop.run_until_complete(main())
