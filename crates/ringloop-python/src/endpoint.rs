@@ -248,8 +248,8 @@ pub(crate) fn post<T: Endpoint, const N: usize>(
     name: &Bound<'_, PyString>,
     arguments: [&Bound<'_, PyAny>; N],
 ) -> PyResult<()> {
-    let method = event_loop.py().get_type::<T>().getattr(name)?;
-    scheduling::post(event_loop, &method, transport.as_any(), arguments)
+    let class = event_loop.py().get_type::<T>();
+    scheduling::post(event_loop, &class, name, transport.as_any(), arguments)
 }
 
 /// Tells the loop's exception handler of an error that a transport's step raised. It is told what asyncio would say of

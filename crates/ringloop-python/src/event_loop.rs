@@ -270,6 +270,18 @@ impl Loop {
         self.reactor.get_mut(py).as_deref_mut().map(body)
     }
 
+    /// Takes the reactor away: to wait in it without holding its lock, or to drop it.
+    pub(crate) fn take_reactor(&self, py: Python<'_>) -> Option<Box<Reactor>> {
+        let mut slot = self.reactor.get_mut(py);
+        if cfg!(Py_GIL_DISABLED)
+            && let Some(reactor) = slot.as_deref()
+        {
+            // While the slot is locked: another thread that asks for the counters must not find older ones.
+            self.meter.keep(py, reactor.counters());
+        }
+        slot.take()
+    }
+
     /// The error of whoever needs the reactor while it is absent.
     #[cold]
     pub(crate) fn reactor_is_absent(&self, py: Python<'_>) -> PyErr {
@@ -336,15 +348,9 @@ impl Loop {
         let queue = self.queue.replace(py, Queue::new());
         let watches = self.watches.replace(py, Watches::default());
         let operations = self.operations.replace(py, Operations::default());
-        let reactor = {
-            let mut slot = self.reactor.get_mut(py);
-            if let Some(reactor) = slot.as_deref() {
-                // Before it is away: another thread that asks for the counters must not find older ones.
-                self.meter.keep(py, reactor.counters());
-            }
-            slot.take()
-        };
-        drop(reactor);
+        if let Some(reactor) = self.take_reactor(py) {
+            self.meter.keep(py, reactor.counters());
+        }
         drop(self.waker.replace(py, None));
         drop(self.receive_buffer.replace(py, None));
         drop(self.batch.replace(py, None));

@@ -367,9 +367,9 @@ fn leave_to_loop(
         return Ok(false);
     }
     let class = support::class(py, &CLASS, "ringloop._pipes", "WritePipeTransport")?;
-    let method = class.getattr(intern!(py, "write"))?;
+    let name = intern!(py, "write");
     let data = buffers::unchanging(data)?;
-    scheduling::post(event_loop, &method, transport, [&data]).map(|()| true)
+    scheduling::post(event_loop, class, name, transport, [&data]).map(|()| true)
 }
 
 /// The file has room: writes once what waits.

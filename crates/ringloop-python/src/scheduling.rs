@@ -6,6 +6,7 @@ use std::ptr;
 
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::types::{PyString, PyType};
 use ringloop_reactor::clock;
 
 use crate::event_loop::Loop;
@@ -139,15 +140,17 @@ pub(crate) unsafe fn schedule_threadsafe<'py>(
     }
 }
 
-/// Has the loop's own thread call an object's method, which is not bound to it, for a thread that must leave that to it
+/// Has the loop's own thread call a method of `class` on `object`, for a thread that must leave that to it
 /// ([`Loop::runs_elsewhere`]). What one thread asks for is called in the order in which it asks.
 #[cold]
 pub(crate) fn post<const N: usize>(
     event_loop: &Bound<'_, Loop>,
-    method: &Bound<'_, PyAny>,
+    class: &Bound<'_, PyType>,
+    name: &Bound<'_, PyString>,
     object: &Bound<'_, PyAny>,
     arguments: [&Bound<'_, PyAny>; N],
 ) -> PyResult<()> {
+    let method = class.getattr(name)?;
     let mut all = vec![object.as_ptr()];
     all.extend(arguments.map(Bound::as_ptr));
     let call = Call {

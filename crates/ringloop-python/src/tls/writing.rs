@@ -240,7 +240,7 @@ fn leave_to_loop<'py>(
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     let py = transport.py();
     let class = support::class(py, &CLASS, "ringloop._tls", "SSLProtocolTransport")?;
-    scheduling::post(event_loop, &class.getattr(name)?, transport, [argument])?;
+    scheduling::post(event_loop, class, name, transport, [argument])?;
     Ok(py.None().into_bound(py))
 }
 

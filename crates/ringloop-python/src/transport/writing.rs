@@ -16,7 +16,6 @@ use super::readiness::{context_for, list, update_hold};
 use super::state::State;
 use crate::buffers::{self, Chunk, View};
 use crate::endpoint;
-use crate::event_loop::Loop;
 use crate::names::intern;
 use crate::objects::{self, New};
 use crate::support::{self, CloneRefOption};
@@ -43,7 +42,9 @@ pub(super) fn write(
         let state = transport.get().state.get(py);
         if let Some(event_loop) = state.attachment.elsewhere(py) {
             drop(state);
-            return leave_to_loop(&event_loop, transport, data);
+            let name = intern!(py, "write");
+            let data = buffers::unchanging(data)?;
+            return endpoint::post(event_loop.bind(py), transport, name, [&data]);
         }
         if state.eof {
             return Err(objects::error::<PyRuntimeError>(
@@ -101,7 +102,9 @@ pub(super) fn write_lines(
         let state = transport.get().state.get(py);
         if let Some(event_loop) = state.attachment.elsewhere(py) {
             drop(state);
-            return leave_lines_to_loop(&event_loop, transport, list_of_data);
+            let name = intern!(py, "writelines");
+            let lines = buffers::all_unchanging(list_of_data)?;
+            return endpoint::post(event_loop.bind(py), transport, name, [lines.as_any()]);
         }
         if state.eof {
             return Err(objects::error::<PyRuntimeError>(
@@ -143,36 +146,6 @@ pub(super) fn write_lines(
     // Also what the kernel had no room for before: as asyncio, which tries whatever was reported.
     flush(transport)?;
     settle_buffered(transport, was_empty)
-}
-
-/// Has the loop's thread write.
-#[cold]
-fn leave_to_loop(
-    event_loop: &Py<Loop>,
-    transport: &Bound<'_, SocketTransport>,
-    data: &Bound<'_, PyAny>,
-) -> PyResult<()> {
-    let py = transport.py();
-    let data = buffers::unchanging(data)?;
-    endpoint::post(
-        event_loop.bind(py),
-        transport,
-        intern!(py, "write"),
-        [&data],
-    )
-}
-
-/// Has the loop's thread write what `writelines` was given.
-#[cold]
-fn leave_lines_to_loop(
-    event_loop: &Py<Loop>,
-    transport: &Bound<'_, SocketTransport>,
-    list_of_data: &Bound<'_, PyAny>,
-) -> PyResult<()> {
-    let py = transport.py();
-    let lines = buffers::all_unchanging(list_of_data)?;
-    let name = intern!(py, "writelines");
-    endpoint::post(event_loop.bind(py), transport, name, [lines.as_any()])
 }
 
 /// Ends the sending side once everything buffered is sent; receiving goes on.
