@@ -59,10 +59,22 @@ def collecting():
     """Force garbage collections in a thread of its own while the context lasts."""
 
     def collect():
+        began = time.monotonic()
         gc.collect()
-        time.sleep(0.002)  # Without the GIL a collection stops all threads; they must get on in between.
+        # Without the GIL a collection stops all threads. They get as much time in between, also on a busy machine.
+        time.sleep(max(0.002, time.monotonic() - began))
 
     return repeating(collect)
+
+
+async def echo(reader, writer):
+    """Send back what comes, until it ends."""
+    try:
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+    finally:
+        writer.close()
 
 
 def until(condition, what="the condition"):

@@ -187,9 +187,7 @@ def test_no_request_is_lost_at_the_end(arm):
                     return
                 with sock:
                     sock.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
-                    data = b""
-                    while chunk := sock.recv(65536):
-                        data += chunk
+                    data = receive_all(sock)
                     assert data.startswith(b"HTTP/1.1 200 OK\r\n"), data
                     answered.append(1)
 
@@ -236,9 +234,7 @@ def test_requests_end_in_other_threads_if_the_first_ends_by_itself(arm):
             assert time.monotonic() < deadline
             with program.connect() as other:
                 other.sendall(b"GET /stop-first HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
-                answer = b""
-                while chunk := other.recv(65536):
-                    answer += chunk
+                answer = receive_all(other)
             threads.add("first" if b"stopping" in answer else "other")
         # The application ends its answer when half of the time for that is over: the loop of the first is gone by then.
         assert b" ended" in receive_all(sock)

@@ -14,21 +14,11 @@ import pytest
 
 import support
 import tls_support
-from thread_support import at_once, collecting, repeating, rounds
+from thread_support import at_once, collecting, echo, repeating, rounds
 
 pytestmark = pytest.mark.examples
 
 THREADS = 3
-
-
-async def echo(reader, writer):
-    """Send back what comes, until it ends."""
-    try:
-        while data := await reader.read(65536):
-            writer.write(data)
-            await writer.drain()
-    finally:
-        writer.close()
 
 
 async def exchange(count, client=None, server=None):

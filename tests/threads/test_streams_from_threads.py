@@ -6,18 +6,9 @@ import contextlib
 import pytest
 
 import support
-from thread_support import collecting, repeating, rounds
+from thread_support import collecting, echo, repeating, rounds
 
 pytestmark = pytest.mark.examples
-
-
-async def echo(reader, writer):
-    try:
-        while data := await reader.read(4096):
-            writer.write(data)
-            await writer.drain()
-    finally:
-        writer.close()
 
 
 async def open_pair(loop, serve):
