@@ -26,7 +26,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 # All steps write to the same environment and the same cargo folder.
 .NOTPARALLEL:
-.PHONY: help build extension environment check check-all check-table test test-rust test-python test-interpreter test-applications test-long test-long-rust test-long-python lab test-modes test-free-threaded test-loom test-minimal test-sanitizers miri fuzz conformance autobahn suites compatibility-page serve-options h2spec soak wheels foreign-pythons try-wheels test-package licences crates deny semver ringlab-packages try-ringlab reproducible release-check peers bench bench-loops bench-native docs lint lint-layers lint-wording lint-rust lint-python format clean prerequisites
+.PHONY: help build extension environment check check-all check-table test test-rust test-python test-interpreter test-applications test-long test-long-rust test-long-python lab test-modes test-free-threaded test-lock-order test-loom test-minimal test-sanitizers miri fuzz conformance autobahn suites compatibility-page serve-options h2spec soak wheels foreign-pythons try-wheels test-package licences crates deny semver ringlab-packages try-ringlab reproducible release-check peers bench bench-loops bench-native docs lint lint-layers lint-wording lint-rust lint-python format clean prerequisites
 
 python := $(VENV)/bin/python
 # uv installs packages in a tenth of pip's time, and pip where uv can't: without a wheel of uv, or with an index that only pip knows.
@@ -68,6 +68,8 @@ by_file = --numprocesses $(WORKERS) --dist loadfile
 few_examples = RINGLOOP_TEST_EXAMPLES=$${RINGLOOP_TEST_EXAMPLES:-0.1}
 # Tests that don't depend on the interpreter. They run on the main one only.
 any_interpreter = tests/tools $(addprefix tests/http/test_,$(addsuffix .py,config_file containers deployment gunicorn_command http_metrics options proxies reload server_soak workers wsgi_soak))
+# What a connection takes is larger with the checks of the order of locks.
+where_size_counts = tests/lifetime/test_idle_connections.py
 # The lab is a project of its own, whose Makefile uses this environment here.
 lab = $(MAKE) --no-print-directory -C lab VENV=$(abspath $(VENV)) ARGS=
 # Its check keeps records, and shares compiled dependencies with this workspace. What it measures are fakes, so its load generator is
@@ -79,6 +81,7 @@ lab_check = $(rust_runner) RINGLOOP_RECORD=$(abspath target/records/lab-rust.jso
 pytest_under = $(python) $(1) tools/run_pytest.py --record modes-$(minor_version) $(if $(filter-out 0,$(WORKERS)),--dist worksteal --tx '$(WORKERS)*popen//python=$(abspath $(python)) $(1)')
 # The environment of `make test-free-threaded`: the interpreter's files may not mix with those of one with the GIL.
 free_threaded_venv = $(if $(filter file,$(origin VENV)),.venv-free-threaded,$(VENV))
+lock_order_venv = $(if $(filter file,$(origin VENV)),.venv-lock-order,$(VENV))
 # The Python that was named on make's command line, if any. An existing environment must have been made from it.
 asked_python := $(filter-out file default,$(origin PYTHON))
 
@@ -164,6 +167,17 @@ test-free-threaded: ## all Python tests on a free-threaded CPython 3.14 or later
 	$(say) 'long tests of threads'
 	@RINGLOOP_TEST_EXAMPLES=$${RINGLOOP_TEST_EXAMPLES:-10} $(free_threaded_venv)/bin/python tools/run_pytest.py \
 		--record free-threaded-threads $(by_test) --timeout 3600 tests/threads $(ARGS)
+
+test-lock-order: ## the same with Rust's debug assertions, which check the order of locks; with a share of the examples
+	@$(PYTHON) tools/free_threading.py --named
+	@CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true $(MAKE) --no-print-directory extension FAST=1 PYTHON='$(PYTHON)' \
+		VENV='$(lock_order_venv)' CARGO_TARGET_DIR='$(CARGO_TARGET_DIR)/lock-order'
+	@$(lock_order_venv)/bin/python tools/free_threading.py --imported
+	$(say) "the order of locks on a free-threaded $$($(PYTHON) -V)"
+	@PYO3_BUILD_EXTENSION_MODULE=1 PYO3_PYTHON=$(abspath $(lock_order_venv)/bin/python) \
+		cargo test --locked -p ringloop-python --target-dir $(CARGO_TARGET_DIR)/lock-order/tests
+	@RINGLOOP_TEST_LOOPS=$${RINGLOOP_TEST_LOOPS:-io_uring,epoll} $(few_examples) $(lock_order_venv)/bin/python tools/run_pytest.py \
+		--record lock-order $(by_test) -m 'not long' $(addprefix --ignore ,$(any_interpreter) $(where_size_counts)) $(ARGS)
 
 test-loom: prerequisites ## check how threads wake each other in all interleavings
 	$(say) 'interleavings'

@@ -20,6 +20,7 @@ use pyo3::sync::critical_section::with_critical_section;
 use pyo3::types::{PyByteArray, PyBytes, PyList, PyMemoryView};
 
 use crate::addresses::Address;
+use crate::cell;
 use crate::metrics;
 use crate::objects;
 use crate::support;
@@ -639,6 +640,7 @@ fn describe<'a>(
 /// Makes a system call that may block, for example if somebody else has made the file blocking, with the GIL released.
 fn released(py: Python<'_>, call: impl FnOnce() -> isize + Send) -> io::Result<usize> {
     let _sleeps_at_exit = SleepsAtExit::new();
+    cell::expect_none_borrowed("a system call waits");
     let result = py.detach(|| usize::try_from(call()).map_err(|_| io::Error::last_os_error()));
     metrics::count_system_call();
     result

@@ -11,7 +11,8 @@
 //! - A thread that waits detaches, so that it never holds up a stop of the world (a collection, a fork).
 //! - Cells are borrowed in one order where two are held. First is the own one of a connection, an operation, a WSGI view or
 //!   its input. Then come a connection's link, an exchange, its WebSocket; the transport; the WSGI pool; the HTTP service's
-//!   (state, then scratch or counters); and last the loop's: queue, watches, reactor.
+//!   (state, then scratch or counters); and last the loop's: queue, watches, reactor. Builds with debug assertions check
+//!   that there is such an order ([`crate::lock_order`]).
 
 #![allow(unsafe_code)]
 
@@ -65,7 +66,6 @@ mod kind {
     use crate::lock::{Held, Lock};
 
     /// State that only the holder of its lock touches.
-    #[derive(Default)]
     pub(crate) struct GilCell<T>(pub(super) RefCell<T>, Lock);
 
     // SAFETY: every access but the collector's has the lock, and the collector has stopped all other threads.
@@ -123,12 +123,21 @@ mod kind {
         }
     }
 
+    impl<T: Default> Default for GilCell<T> {
+        #[cfg_attr(debug_assertions, track_caller)]
+        fn default() -> Self {
+            Self::new(T::default())
+        }
+    }
+
     impl<T> GilCell<T> {
+        #[cfg_attr(debug_assertions, track_caller)]
         pub(crate) const fn new(value: T) -> Self {
             Self(RefCell::new(value), Lock::new())
         }
 
         #[inline]
+        #[cfg_attr(debug_assertions, track_caller)]
         pub(crate) fn get(&self, py: Python<'_>) -> Shared<'_, T> {
             let held = self.1.lock(py);
             Shared {
@@ -138,6 +147,7 @@ mod kind {
         }
 
         #[inline]
+        #[cfg_attr(debug_assertions, track_caller)]
         pub(crate) fn get_mut(&self, py: Python<'_>) -> Exclusive<'_, T> {
             let held = self.1.lock(py);
             Exclusive {
@@ -150,6 +160,14 @@ mod kind {
 
 pub(crate) use kind::{Exclusive, GilCell};
 
+/// For what must not happen during a borrow: builds that check the order of locks panic if this thread has one.
+#[cfg(all(Py_GIL_DISABLED, debug_assertions))]
+pub(crate) use crate::lock_order::expect_none as expect_none_borrowed;
+
+#[cfg(not(all(Py_GIL_DISABLED, debug_assertions)))]
+#[inline]
+pub(crate) fn expect_none_borrowed(_what: &str) {}
+
 impl<T> GilCell<T> {
     /// For the collector, which holds the GIL, or has stopped all other threads; it has no token to show and must not
     /// panic: None while borrowed.
@@ -159,6 +177,7 @@ impl<T> GilCell<T> {
 
     /// Replaces the value and returns the old one, to be dropped when no borrow is held.
     #[inline]
+    #[cfg_attr(debug_assertions, track_caller)]
     pub(crate) fn replace(&self, py: Python<'_>, value: T) -> T {
         std::mem::replace(&mut *self.get_mut(py), value)
     }

@@ -40,7 +40,7 @@
 //! | `slotted` | the base of classes whose objects have slots |
 //! | `names` | the names of Python attributes, made at import |
 //! | `objects` | creating Python objects and errors without panics |
-//! | `cell`, `lock` | state that one thread at a time touches |
+//! | `cell`, `lock`, `lock_order` | state that one thread at a time touches |
 //! | `native_type` | types of the C API |
 //! | `thread_exit` | daemon threads at the end of the interpreter |
 //! | `reserve` | memory for bookkeeping when the system has none left |
@@ -63,6 +63,8 @@ mod handle;
 mod http;
 #[cfg(Py_GIL_DISABLED)]
 mod lock;
+#[cfg(all(Py_GIL_DISABLED, debug_assertions))]
+mod lock_order;
 mod loop_methods;
 mod metrics;
 mod names;

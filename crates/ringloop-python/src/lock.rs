@@ -9,6 +9,8 @@
 use std::cell::Cell;
 use std::hint;
 use std::marker::PhantomData;
+#[cfg(debug_assertions)]
+use std::panic::Location;
 use std::ptr;
 use std::sync::atomic::{
     AtomicU32,
@@ -16,6 +18,9 @@ use std::sync::atomic::{
 };
 
 use pyo3::prelude::*;
+
+#[cfg(debug_assertions)]
+use crate::lock_order;
 
 /// How often a thread looks before it sleeps. A lock is held for less than this takes, unless its holder lost its CPU.
 const SPINS: u32 = 100;
@@ -47,12 +52,13 @@ fn number_thread() -> u32 {
     }
 }
 
-#[derive(Default)]
 pub(crate) struct Lock {
     /// The number of the thread that has the lock, and [`CONTENDED`]; zero while it is free.
     owner: AtomicU32,
     /// How often the owner has locked it beyond the first time.
     depth: Cell<u32>,
+    #[cfg(debug_assertions)]
+    kind: lock_order::Kind,
 }
 
 // SAFETY: only the owner touches `depth`.
@@ -65,15 +71,21 @@ pub(crate) struct Held<'a> {
 }
 
 impl Lock {
+    #[cfg_attr(debug_assertions, track_caller)]
     pub(crate) const fn new() -> Self {
         Self {
             owner: AtomicU32::new(0),
             depth: Cell::new(0),
+            #[cfg(debug_assertions)]
+            kind: Location::caller(),
         }
     }
 
     #[inline]
+    #[cfg_attr(debug_assertions, track_caller)]
     pub(crate) fn lock(&self, py: Python<'_>) -> Held<'_> {
+        #[cfg(debug_assertions)]
+        lock_order::take(ptr::from_ref(self).cast(), self.kind, Location::caller());
         let this_thread = this_thread();
         if !self.is_taken_by(this_thread) {
             self.lock_slowly(py, this_thread);
@@ -126,6 +138,8 @@ impl Lock {
 
     #[inline]
     fn unlock(&self) {
+        #[cfg(debug_assertions)]
+        lock_order::give_back(ptr::from_ref(self).cast());
         let depth = self.depth.get();
         if depth > 0 {
             self.depth.set(depth - 1);

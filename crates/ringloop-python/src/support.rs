@@ -12,6 +12,7 @@ use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 
+use crate::cell;
 use crate::names::intern;
 use crate::objects::{self, New};
 use pyo3::Borrowed;
@@ -86,7 +87,14 @@ pub(crate) fn guard(
     body: impl for<'py> FnOnce(Python<'py>) -> PyResult<Bound<'py, PyAny>>,
 ) -> *mut ffi::PyObject {
     // SAFETY: only called from functions that the interpreter calls, with the GIL held.
-    unsafe { attached(|py: Python<'_>| catch(|| body(py))) }
+    unsafe {
+        attached(|py: Python<'_>| {
+            catch(|| {
+                cell::expect_none_borrowed("Python calls");
+                body(py)
+            })
+        })
+    }
 }
 
 /// The same in a critical section of an object, which another thread that wants it waits for. It is lost while this
@@ -112,7 +120,10 @@ pub(crate) fn guard_scheduling<'py>(
 ) -> *mut ffi::PyObject {
     // SAFETY: only called from functions that the interpreter calls, with the GIL held.
     let py = unsafe { Python::assume_attached() };
-    catch(|| body(py))
+    catch(|| {
+        cell::expect_none_borrowed("Python calls");
+        body(py)
+    })
 }
 
 /// Runs `body`, and hands its result to the interpreter: a new reference, or null with the exception set. A panic is an

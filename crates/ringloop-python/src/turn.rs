@@ -13,6 +13,7 @@ use pyo3::sync::critical_section::with_critical_section;
 use ringloop_driver::{Event, Peek};
 use ringloop_reactor::{Reactor, clock};
 
+use crate::cell;
 use crate::datagram::{self, DatagramTransport};
 use crate::event_loop::Loop;
 use crate::files;
@@ -325,17 +326,7 @@ fn wait(
     stopwatch: &mut Stopwatch<'_>,
 ) -> PyResult<()> {
     stopwatch.settle()?;
-    let taken = {
-        let mut slot = this.reactor.get_mut(py);
-        if cfg!(Py_GIL_DISABLED)
-            && let Some(reactor) = slot.as_deref()
-        {
-            // Before it is away: another thread that asks for the counters must not find older ones.
-            this.meter.keep(py, reactor.counters());
-        }
-        slot.take()
-    };
-    let Some(mut reactor) = taken else {
+    let Some(mut reactor) = this.take_reactor(py) else {
         this.check_closed(py)?;
         return Err(objects::error::<PyRuntimeError>(
             py,
@@ -355,6 +346,7 @@ fn wait(
         let start_ns = clock::now_ns();
         this.meter.begin_wait(py, start_ns, reactor.counters());
         let woke_ticks;
+        cell::expect_none_borrowed("the loop waits");
         (result, woke_ticks) = py.detach(|| {
             let result = reactor.turn_from(start_ns, deadline_ns, events);
             this.posting.want_gil();
