@@ -138,3 +138,80 @@ def test_what_another_thread_feeds_is_read_once(loop, read):
 
     with collecting():
         loop.run_until_complete(main())
+
+
+@pytest.mark.ringloop_only
+@pytest.mark.parametrize("make", [bytes, bytearray], ids=["bytes", "bytearray"])
+def test_a_reader_that_another_thread_fills_is_not_left_paused(loop, make):
+    if support.has_gil():
+        pytest.skip("with the GIL, each thread acts itself")
+    count, piece, message = rounds(300), 200, b"q" * 64
+
+    def fill(reader):
+        for _ in range(count):
+            data = make(b"f" * piece)
+            reader.feed_data(data)
+            if make is bytearray:
+                data[:] = b"changed"
+
+    async def main():
+        server = await asyncio.start_server(echo, support.HOST, 0)
+        # The transport pauses at 128 bytes, and resumes at 64.
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname(), limit=64)
+        thread = support.BackgroundThread(fill, reader)
+        sent, received = 0, bytearray()
+        async with asyncio.timeout(support.PATIENCE_S):
+            while thread.is_alive() or len(received) < count * (piece + len(message)):
+                if sent < count:
+                    writer.write(message)
+                    sent += 1
+                received += await reader.read(100)
+        thread.result()
+        assert (received.count(b"f"), received.count(b"q")) == (count * piece, count * len(message))
+        writer.close()
+        server.close()
+
+    loop.run_until_complete(main())
+
+
+@pytest.mark.ringloop_only
+@pytest.mark.parametrize("error", [None, OSError("told by another thread")], ids=["end", "error"])
+def test_what_another_thread_feeds_comes_before_the_end_that_it_tells(loop, error):
+    if support.has_gil():
+        pytest.skip("with the GIL, each thread acts itself")
+    count = rounds(100)
+
+    def feed(reader, pieces):
+        for _ in range(pieces):
+            reader.feed_data(b"x")
+        if error is None:
+            reader.feed_eof()
+        else:
+            reader.set_exception(error)
+
+    async def main():
+        for number in range(count):
+            ended = asyncio.Event()
+
+            async def serve(_reader, writer, ended=ended):
+                await ended.wait()
+                writer.close()
+
+            server, reader, writer = await open_pair(loop, serve)
+            thread = support.BackgroundThread(feed, reader, number % 5)
+            received, told = b"", None
+            async with asyncio.timeout(support.PATIENCE_S):
+                try:
+                    while data := await reader.read(100):
+                        received += data
+                except OSError as raised:
+                    told = raised
+            assert told is error
+            # An error comes before data that is still there, as in asyncio.
+            assert received == b"x" * (number % 5) or error is not None
+            thread.result()
+            ended.set()
+            writer.close()
+            server.close()
+
+    loop.run_until_complete(main())

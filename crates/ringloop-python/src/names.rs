@@ -31,7 +31,7 @@ names! {
     "call_handling" "call_later" "call_soon" "call_soon_threadsafe" "cancel" "cancelled" "client" "close" "code"
     "connect" "connection_made" "context" "create_future" "create_task" "current_task" "current_tasks" "data"
     "data_received" "datagram_received" "debug" "describe" "done" "drain" "eager_start" "end_empty_waiter"
-    "eof_received" "error_received" "exception" "extend" "extensions" "feed_data" "file_of_wrapper" "fileno" "get"
+    "eof_received" "error_received" "exception" "extend" "extensions" "feed_data" "feed_eof" "file_of_wrapper" "fileno" "get"
     "get_buffer" "get_write_buffer_size" "getpeername" "getsockname" "getsockopt" "handle_repr" "has_arrived"
     "has_chosen_http2" "headers" "http" "http.disconnect" "http.request" "http.response.body" "http.response.early_hint"
     "http.response.pathsend" "http.response.start" "http.response.trailers" "http_version" "https" "is_closing"

@@ -21,10 +21,12 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::sync::critical_section::with_critical_section;
-use pyo3::types::{PyByteArray, PyBytes, PyTuple, PyType};
+use pyo3::types::{PyByteArray, PyBytes, PyString, PyTuple, PyType};
 
+use crate::buffers;
 use crate::collected::Collected;
 use crate::coroutine::{self, Coroutine, Phase, Step};
+use crate::event_loop::Loop;
 use crate::fields::{Attribute, Fields, attribute};
 use crate::names::intern;
 use crate::native_type::{
@@ -33,6 +35,7 @@ use crate::native_type::{
 };
 use crate::objects::{self, New};
 use crate::originals::Originals;
+use crate::scheduling;
 use crate::slotted;
 use crate::stream_reader::{
     self, BUFFER, EOF, EXCEPTION, LIMIT, LOOP, PAUSED, REFERENCE, TRANSPORT, WAITER, take,
@@ -355,7 +358,14 @@ unsafe extern "C" fn feed_data(
     // SAFETY: called by the interpreter, with the GIL, by METH_FASTCALL | METH_KEYWORDS.
     guard(|py| unsafe {
         let class = asyncios(py, true)?;
-        if let Some(data) = only_argument(py, arguments, positional, names)
+        let data = only_argument(py, arguments, positional, names);
+        if let Some(data) = &data
+            && let Some(event_loop) = elsewhere(py, reader)?
+        {
+            let data = buffers::unchanging(data)?;
+            return post(&event_loop, reader, intern!(py, "feed_data"), [&data]);
+        }
+        if let Some(data) = data
             && let Ok(bytes) = data.cast_exact::<PyBytes>()
             && !bytes.as_bytes().is_empty()
             && stream_reader::has_own_feed_data(class)?
@@ -372,6 +382,86 @@ unsafe extern "C" fn feed_data(
             }
         }
         let method = class.getattr(intern!(py, "feed_data"))?;
+        call_replaced(&method, reader, arguments, positional, names)
+    })
+}
+
+/// The loop of a reader, if another thread runs it. What feeds or ends the reader is left to that thread: it alone knows
+/// whether the transport is to be paused, and whom to wake.
+///
+/// # Safety
+/// The GIL is held, and the reader is alive.
+unsafe fn elsewhere(
+    py: Python<'_>,
+    reader: *mut ffi::PyObject,
+) -> PyResult<Option<Bound<'_, Loop>>> {
+    if cfg!(not(Py_GIL_DISABLED)) {
+        return Ok(None);
+    }
+    // SAFETY: the GIL is held, and the reader is alive, which is the function's contract.
+    let reader = unsafe { Bound::from_borrowed_ptr(py, reader) };
+    let event_loop = Fields::of(&reader).own(&LOOP)?;
+    let event_loop = event_loop.and_then(|it| it.cast_into::<Loop>().ok());
+    Ok(event_loop.filter(|it| it.get().runs_elsewhere()))
+}
+
+/// Has the loop's thread call a method of the native readers.
+///
+/// # Safety
+/// The reader is alive.
+#[cold]
+unsafe fn post<'py, const N: usize>(
+    event_loop: &Bound<'py, Loop>,
+    reader: *mut ffi::PyObject,
+    name: &Bound<'py, PyString>,
+    arguments: [&Bound<'py, PyAny>; N],
+) -> PyResult<Bound<'py, PyAny>> {
+    static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    let py = event_loop.py();
+    // SAFETY: the GIL is held (`py`), and the reader is alive, which is the function's contract.
+    let reader = unsafe { Bound::from_borrowed_ptr(py, reader) };
+    let class = support::class(py, &CLASS, "ringloop._streams", "StreamReader")?;
+    scheduling::post(event_loop, class, name, &reader, arguments)?;
+    Ok(py.None().into_bound(py))
+}
+
+/// Without the GIL only; with it, asyncio's own method is called.
+unsafe extern "C" fn feed_eof(
+    reader: *mut ffi::PyObject,
+    arguments: *const *mut ffi::PyObject,
+    positional: ffi::Py_ssize_t,
+    names: *mut ffi::PyObject,
+) -> *mut ffi::PyObject {
+    // SAFETY: called by the interpreter, attached, by METH_FASTCALL | METH_KEYWORDS.
+    guard(|py| unsafe {
+        let name = intern!(py, "feed_eof");
+        if positional == 0
+            && names.is_null()
+            && let Some(event_loop) = elsewhere(py, reader)?
+        {
+            return post(&event_loop, reader, name, []);
+        }
+        let method = asyncios(py, true)?.getattr(name)?;
+        call_replaced(&method, reader, arguments, positional, names)
+    })
+}
+
+/// Without the GIL only; with it, asyncio's own method is called.
+unsafe extern "C" fn set_exception(
+    reader: *mut ffi::PyObject,
+    arguments: *const *mut ffi::PyObject,
+    positional: ffi::Py_ssize_t,
+    names: *mut ffi::PyObject,
+) -> *mut ffi::PyObject {
+    // SAFETY: called by the interpreter, attached, by METH_FASTCALL | METH_KEYWORDS.
+    guard(|py| unsafe {
+        let name = intern!(py, "set_exception");
+        if let Some(error) = only_argument(py, arguments, positional, names)
+            && let Some(event_loop) = elsewhere(py, reader)?
+        {
+            return post(&event_loop, reader, name, [&error]);
+        }
+        let method = asyncios(py, true)?.getattr(name)?;
         call_replaced(&method, reader, arguments, positional, names)
     })
 }
@@ -1172,7 +1262,22 @@ fn _add_stream_methods(
             c"write($self, data)\n--\n\nSee asyncio.StreamWriter.write.",
         ),
     ];
-    for (class, name, function, doc) in methods {
+    let ends: [(&Bound<'_, PyType>, &'static CStr, Function, &'static CStr); 2] = [
+        (
+            reader,
+            c"feed_eof",
+            feed_eof,
+            c"feed_eof($self)\n--\n\nSee asyncio.StreamReader.feed_eof.",
+        ),
+        (
+            reader,
+            c"set_exception",
+            set_exception,
+            c"set_exception($self, exc)\n--\n\nSee asyncio.StreamReader.set_exception.",
+        ),
+    ];
+    let ends = ends.into_iter().filter(|_| cfg!(Py_GIL_DISABLED));
+    for (class, name, function, doc) in methods.into_iter().chain(ends) {
         // SAFETY: each function takes the objects of its class, by METH_FASTCALL | METH_KEYWORDS.
         unsafe { add_method(class, method_with_arguments(name, function, doc))? };
     }
