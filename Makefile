@@ -164,6 +164,9 @@ test-free-threaded: ## all Python tests on a free-threaded CPython 3.14 or later
 	@$(free_threaded_venv)/bin/python tools/free_threading.py --imported
 	$(say) "Python tests on a free-threaded $$($(PYTHON) -V)"
 	@$(free_threaded_venv)/bin/python tools/run_pytest.py --record free-threaded $(by_test) --ignore tests/threads $(ARGS)
+	$(say) 'the server with two threads'
+	@RINGLOOP_TEST_SERVE_THREADS=2 $(few_examples) $(free_threaded_venv)/bin/python tools/run_pytest.py \
+		--record free-threaded-serve $(by_test) -m 'not long' tests/http $(ARGS)
 	$(say) 'long tests of threads'
 	@RINGLOOP_TEST_EXAMPLES=$${RINGLOOP_TEST_EXAMPLES:-10} $(free_threaded_venv)/bin/python tools/run_pytest.py \
 		--record free-threaded-threads $(by_test) --timeout 3600 tests/threads $(ARGS)

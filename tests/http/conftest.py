@@ -4,7 +4,16 @@ import logging
 
 import pytest
 
+import serve_process
 from serving import LOGGER
+
+
+def pytest_collection_modifyitems(items):
+    """Skip what is about a server with one thread, if servers have more."""
+    if serve_process.THREADS is not None:
+        for item in items:
+            if item.get_closest_marker("one_thread"):
+                item.add_marker(pytest.mark.skip(reason="this is about a server with one thread"))
 
 
 @pytest.fixture

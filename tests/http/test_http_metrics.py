@@ -45,6 +45,7 @@ def requests(values, status="200"):
     return values.get(("ringloop_http_requests_total", ("method", "GET"), ("status", status)), 0)
 
 
+@pytest.mark.one_thread
 @both_backends
 def test_a_page(arm):
     with serving(arm, *METRICS) as program:

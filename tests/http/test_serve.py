@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.ringloop_only, pytest.mark.any_backend]
 both_backends = pytest.mark.any_backend(matters=True)
 
 
+@pytest.mark.one_thread
 @both_backends
 def test_it_serves_and_says_so(arm):
     with serving(arm, "applications:app") as program:
@@ -555,6 +556,7 @@ def test_an_application_that_fails_to_end_is_reported(arm):
         assert "ERROR:    Application shutdown failed. Exiting." in program.output
 
 
+@pytest.mark.one_thread
 def test_a_limit_of_requests(arm):
     with serving(arm, "applications:app", "--limit-max-requests", "2") as program:
         program.get("/")
