@@ -51,6 +51,11 @@ FIRST_CLIENT_S = 5.0
 
 SIZES = {"64B": 64, "1KB": 1024, "16KB": 16 * 1024, "64KB": 64 * 1024}
 APPLICATION_FIELDS = 20
+SLEEPERS = 16
+SLEEPERS_WINDOW_S = 3.0
+"""So that each of them ends and begins a few times."""
+COMPUTE_WINDOW_S = 10.0
+"""So that each connection gets several answers: one takes a second."""
 HTTP2_STREAMS = 10
 IDLE_WINDOW_S = 0.2
 """Nothing happens in it, and the memory is looked up before."""
@@ -518,12 +523,18 @@ def asgi_cells() -> list[CellPlan]:
 def wsgi_cells() -> list[CellPlan]:
     """Return the cells of servers of WSGI applications: lab/targets/wsgi/applications.py has the applications."""
     cell = functools.partial(application_cell, "wsgi")
+    asleep = f"an answer of 13 bytes beside {SLEEPERS} requests whose views sleep for a second"
+    beside = ("--beside", str(SLEEPERS), "--beside-path", "/sleep")
+    sleepers = cell("sleepers", asleep, *beside, scales=NORMAL)
+    compute = cell("compute", "an answer after 10 ms of Python", connections=100, scales=PUBLISH)
     return [
         cell("hello", "an answer of 13 bytes"),
         *body_cells("wsgi"),
         file_cell("wsgi", "a file of 1 MB, by wsgi.file_wrapper where there is one"),
         cell("flask", "Flask's hello world"),
         cell("django", "Django's hello world"),
+        replace(sleepers, windows_s=dict.fromkeys(SCALES, SLEEPERS_WINDOW_S)),
+        replace(compute, windows_s=dict.fromkeys(SCALES, COMPUTE_WINDOW_S)),
     ]
 
 

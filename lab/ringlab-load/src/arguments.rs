@@ -81,6 +81,7 @@ The result:
                 context switches; threads; memory at rest, with connections and at the end;
                 processes
   ceiling       (ceiling) operations_per_s if the generator were busy all the time
+  beside        (http --beside) connections, and how many of their requests were answered
   start_late_ns (--start-on-stdin) how late the window opened
 and interrupted, ended_early, options, schema_version, workload.
 
@@ -113,6 +114,7 @@ Examples:
   ringlab-load http --address localhost:8080 --rate 20000 --path /index.html --any-body
   ringlab-load http --address 127.0.0.1:8080 --send 1024 --body 1024
   ringlab-load http --address 127.0.0.1:8080 --http2 --tls
+  ringlab-load http --address 127.0.0.1:8080 --beside 16 --beside-path /slow
   ringlab-load http --address 127.0.0.1:8080 --probe
 
 `ringlab-load --help` explains the result.";
@@ -574,6 +576,15 @@ pub(crate) struct Http {
     #[serde(flatten)]
     pub(crate) connecting: Connecting,
 
+    /// So many more connections ask for --beside-path, each in a closed loop, during warm-up and window. They are not measured: they show what
+    /// slow requests do to the others
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000), conflicts_with_all = ["http2", "tls", "idle"])]
+    pub(crate) beside: Option<u32>,
+
+    /// Path that --beside asks for
+    #[arg(long, value_name = "PATH", default_value = "/", requires = "beside", value_parser = parse_path)]
+    pub(crate) beside_path: String,
+
     /// Don't measure. Find out whether the server parses requests or sends a canned answer, and print the answers. Uses only --address,
     /// --path and --timeout
     #[arg(long, conflicts_with = "rate")]
@@ -742,6 +753,7 @@ impl Common {
             spin_ns: u64::from(measuring.spin_us) * 1000,
             account: self.account.clone(),
             account_mark: self.account_mark.clone(),
+            beside: None,
             hdr: measuring.hdr,
         }
     }

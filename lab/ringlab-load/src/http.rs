@@ -116,6 +116,25 @@ impl Requests {
         sent_bytes: usize,
         expected: Expected,
     ) -> Self {
+        let request = Self::request(path, host, headers, sent_bytes);
+        let together = (TOGETHER_BYTES / request.len()).clamp(1, TOGETHER);
+        Self {
+            request_bytes: request.len(),
+            repeated: request.repeat(together),
+            together,
+            expected,
+            familiar: Arc::default(),
+            idle: false,
+        }
+    }
+
+    /// One such request.
+    pub(crate) fn request(
+        path: &str,
+        host: &str,
+        headers: &[String],
+        sent_bytes: usize,
+    ) -> Vec<u8> {
         let method = if sent_bytes > 0 { "POST" } else { "GET" };
         let mut request = format!("{method} {path} HTTP/1.1\r\n");
         let names = |header: &String| header.to_ascii_lowercase().starts_with("host:");
@@ -132,15 +151,7 @@ impl Requests {
         request.push_str("\r\n");
         let mut request = request.into_bytes();
         request.extend(SENT.iter().copied().cycle().take(sent_bytes));
-        let together = (TOGETHER_BYTES / request.len()).clamp(1, TOGETHER);
-        Self {
-            request_bytes: request.len(),
-            repeated: request.repeat(together),
-            together,
-            expected,
-            familiar: Arc::default(),
-            idle: false,
-        }
+        request
     }
 
     /// The same requests, one on each connection before the measurement.

@@ -21,6 +21,7 @@
 
 mod accounting;
 mod arguments;
+mod beside;
 mod bookkeeping;
 mod ceiling;
 mod cold;
@@ -59,6 +60,7 @@ use serde_json::{Value, json};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::arguments::{Arguments, Discard, Echo, Http, Mode, Rtt, WebSocket, Workload};
+use crate::beside::Beside;
 use crate::datagrams::Datagrams;
 use crate::endpoint::Endpoint;
 use crate::exchange::{Discarded, Frames, Resting, Stream};
@@ -172,6 +174,10 @@ fn measure_http(http: &Http, interrupted: &AtomicBool) -> anyhow::Result<Value> 
         fields: http.expect_header.clone(),
     };
     let host = &http.common.address.name;
+    settings.beside = http.beside.map(|connections| Beside {
+        connections,
+        request: Requests::request(&http.beside_path, host, &[], 0),
+    });
     let failures = Failures::default();
     if http.http2 {
         let streams = Streams::new(

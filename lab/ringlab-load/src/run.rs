@@ -3,13 +3,15 @@
 //! The first thread moves the run from phase to phase ([`Control`]). The others see the phase with each operation.
 
 use std::io;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::thread;
+use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use thiserror::Error;
 
 use crate::accounting::{Account, NoProcess};
+use crate::beside;
 use crate::control::Control;
 use crate::exchange::Exchange;
 use crate::failure::{Failures, Kind};
@@ -80,11 +82,13 @@ pub(crate) fn run<E: Exchange>(
     failures: Failures,
     exchange: impl Fn() -> E + Sync,
 ) -> Result<Value, Unmeasurable> {
-    let needed = u64::from(settings.connections) + settings.threads as u64 + DESCRIPTORS_SPARE;
+    let beside = settings.beside.as_ref().map_or(0, |it| it.connections);
+    let connections = settings.connections.saturating_add(beside);
+    let needed = u64::from(connections) + settings.threads as u64 + DESCRIPTORS_SPARE;
     let limit = system::raise_descriptor_limit()?;
     if limit < needed {
         return Err(Unmeasurable::Descriptors {
-            connections: settings.connections,
+            connections,
             needed,
             limit,
         });
@@ -100,8 +104,27 @@ pub(crate) fn run<E: Exchange>(
         let worker = Worker::new(settings, &shared, thread, exchange())?;
         Ok::<_, Unmeasurable>(worker.run(control)?)
     };
+    let answered_beside = AtomicU64::new(0);
+    let timeout = Duration::from_nanos(settings.timeout_ns);
     let measured = thread::scope(|scope| {
         let work = &work;
+        for (number, beside) in settings
+            .beside
+            .iter()
+            .flat_map(|beside| (0..beside.connections).map(move |number| (number, beside)))
+        {
+            let (shared, answered) = (&shared, &answered_beside);
+            scope.spawn(move || {
+                beside::ask(
+                    beside,
+                    number,
+                    &settings.endpoint,
+                    timeout,
+                    shared,
+                    answered,
+                )
+            });
+        }
         let others: Vec<_> = (1..settings.threads)
             .map(|thread| scope.spawn(move || work(thread, None)))
             .collect();
@@ -125,7 +148,7 @@ pub(crate) fn run<E: Exchange>(
             .or_else(|| failures.first(Kind::Handshake));
         return Err(Unmeasurable::Connections(first.unwrap_or_default()));
     }
-    Ok(outcome(
+    let mut result = outcome(
         settings,
         &shared,
         &account,
@@ -133,5 +156,12 @@ pub(crate) fn run<E: Exchange>(
         &measured,
         E::STREAMING,
         E::ONE_WAY,
-    ))
+    );
+    if let Some(beside) = &settings.beside {
+        result["beside"] = json!({
+            "connections": beside.connections,
+            "answered": answered_beside.into_inner(),
+        });
+    }
+    Ok(result)
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use rustls::ClientConfig;
 
+use crate::beside::Beside;
 use crate::endpoint::Endpoint;
 use crate::start::Start;
 
@@ -40,6 +41,8 @@ pub(crate) struct Settings {
     pub(crate) account: Vec<i32>,
     /// The mark of further processes of the server, as NAME=VALUE.
     pub(crate) account_mark: Option<String>,
+    /// What is asked beside the measured requests, if anything.
+    pub(crate) beside: Option<Beside>,
     /// Print the histograms.
     pub(crate) hdr: bool,
 }

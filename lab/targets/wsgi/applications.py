@@ -1,6 +1,7 @@
 """The applications that every WSGI server of ringlab serves, and the bytes that the load generator expects of them."""
 
 import os
+import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -10,6 +11,7 @@ HELLO = b"Hello, World!"
 CHUNKS = 100
 CHUNK = b"0123456789" * 10
 FIELDS = 20
+COMPUTE_STEPS = 200_000
 ANSWERED = [(f"X-Answer-{number}", f"value {number} of the answer") for number in range(FIELDS)]
 BLOCK_BYTES = 64 * 1024
 urlpatterns: list[Any] = []
@@ -41,6 +43,22 @@ def headers(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable
     body = b"%d" % sum(name.startswith("HTTP_X_REQUEST_") for name in environ)
     start_response("200 OK", [*ANSWERED, ("Content-Length", str(len(body)))])
     return [body]
+
+
+def sleepers(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+    """Answer 13 bytes, for /sleep only after a second."""
+    if environ["PATH_INFO"] == "/sleep":
+        time.sleep(1)
+    return hello(environ, start_response)
+
+
+def compute(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+    """Compute in Python for about 10 ms on a CPU of 2026, and answer 13 bytes."""
+    total = 0
+    for number in range(COMPUTE_STEPS):
+        total += number * number % 7
+    assert total
+    return hello(environ, start_response)
 
 
 def flask() -> WSGIApplication:

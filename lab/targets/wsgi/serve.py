@@ -18,13 +18,21 @@ REST_S = 3600
 CONNECTIONS_MAX = 20_000
 """Connections, where a server has a limit."""
 THREADS = 4
+"""The application's threads."""
+SLEEPERS = 16
+"""As many more, where as many requests sleep."""
 APPLICATION = "applications:application"
+
+
+def threads(arguments: argparse.Namespace) -> str:
+    """Return how many threads the application gets."""
+    return str(THREADS + (SLEEPERS if arguments.feature == "sleepers" else 0))
 
 
 def ringloop(arguments: argparse.Namespace) -> list[str]:
     """Return ringloop's command."""
     words = [APPLICATION, "--host", arguments.host, "--port", str(arguments.port), "--backlog", str(BACKLOG)]
-    words += ["--interface", "wsgi", "--wsgi-threads", str(THREADS), "--backend", arguments.backend]
+    words += ["--interface", "wsgi", "--wsgi-threads", threads(arguments), "--backend", arguments.backend]
     words += ["--timeout-keep-alive", str(REST_S), "--timeout-graceful-shutdown", "1"]
     return ["ringloop", "serve", *words, "--no-access-log", "--log-level", "warning", "--no-use-colors"]
 
@@ -32,7 +40,7 @@ def ringloop(arguments: argparse.Namespace) -> list[str]:
 def granian(arguments: argparse.Namespace) -> list[str]:
     """Return granian's command."""
     words = [APPLICATION, "--host", arguments.host, "--port", str(arguments.port), "--backlog", str(BACKLOG)]
-    words += ["--interface", "wsgi", "--workers", "1", "--blocking-threads", str(THREADS)]
+    words += ["--interface", "wsgi", "--workers", "1", "--blocking-threads", threads(arguments)]
     words += ["--backpressure", str(CONNECTIONS_MAX), "--http", "1", "--http1-header-read-timeout", "60000"]
     return ["granian", *words, "--no-access-log", "--log-level", "warning"]
 
@@ -40,7 +48,7 @@ def granian(arguments: argparse.Namespace) -> list[str]:
 def gunicorn(arguments: argparse.Namespace) -> list[str]:
     """Return gunicorn's command."""
     words = [APPLICATION, "--bind", f"{arguments.host}:{arguments.port}", "--backlog", str(BACKLOG), "--workers", "1"]
-    words += ["--worker-class", "gthread", "--threads", str(THREADS), "--worker-connections", str(CONNECTIONS_MAX)]
+    words += ["--worker-class", "gthread", "--threads", threads(arguments), "--worker-connections", str(CONNECTIONS_MAX)]
     words += ["--keep-alive", str(REST_S), "--graceful-timeout", "1", "--no-control-socket"]
     return ["gunicorn", *words, "--log-level", "warning"]
 
@@ -52,7 +60,7 @@ def m0serve(arguments: argparse.Namespace) -> list[str]:
         "--workers",
         "1",
         "--blocking-threads",
-        str(THREADS),
+        threads(arguments),
         "--max-keepalive-requests",
         "0",
         "--idle-timeout",

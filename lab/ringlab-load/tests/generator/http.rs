@@ -28,6 +28,62 @@ fn a_right_server_has_no_failures_in_either_loop() {
 }
 
 #[test]
+fn requests_beside_the_measured_ones_are_answered_and_not_counted() {
+    let address = server(|mut stream, _| {
+        let mut buffer = [0; 4096];
+        loop {
+            let bytes = stream.read(&mut buffer)?;
+            if bytes == 0 {
+                return Ok(());
+            }
+            if buffer.starts_with(b"GET /slow ") {
+                thread::sleep(Duration::from_millis(20));
+                stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nslow")?;
+            } else {
+                stream.write_all(RIGHT_RESPONSE.as_bytes())?;
+            }
+        }
+    });
+    let beside = ["--beside", "3", "--beside-path", "/slow"];
+    let found = flawless("http", address, &[&BRIEFLY[..], &beside].concat());
+    assert_eq!(found["connections"]["asked"], 5);
+    assert_eq!(found["beside"]["connections"], 3);
+    assert!(
+        found["beside"]["answered"].as_u64().unwrap() >= 3,
+        "{found}"
+    );
+    // A body of 4 bytes is wrong for the measured connections.
+    assert!(found["operations"].as_u64().unwrap() > 0, "{found}");
+}
+
+#[test]
+fn a_failure_beside_the_measured_requests_is_told() {
+    let address = server(|mut stream, _| {
+        let mut buffer = [0; 4096];
+        loop {
+            let bytes = stream.read(&mut buffer)?;
+            if bytes == 0 {
+                return Ok(());
+            }
+            if buffer.starts_with(b"GET /slow ") {
+                stream.write_all(b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n")?;
+            } else {
+                stream.write_all(RIGHT_RESPONSE.as_bytes())?;
+            }
+        }
+    });
+    let beside = ["--beside", "1", "--beside-path", "/slow"];
+    let found = result("http", address, &[&BRIEFLY[..], &beside].concat());
+    assert_only_failure(
+        &found,
+        "status",
+        1,
+        "connection 0 beside the measured ones: it was answered with status 503",
+    );
+    assert_eq!(found["beside"]["answered"], 0);
+}
+
+#[test]
 fn responses_that_change_and_come_in_pieces_are_right_as_well() {
     let address = server(|mut stream, _| {
         let mut buffer = [0; 4096];

@@ -1,0 +1,110 @@
+//! Connections beside the measured ones: each asks for one path, again and again, in a thread of its own that sleeps until the answer
+//! comes. They show what slow requests do to the others. Their answers are checked for their status, and not measured.
+
+use std::io::{self, Read, Write};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::endpoint::Endpoint;
+use crate::failure::{Failure, Kind, connect_failure};
+use crate::http::{self, Progress};
+use crate::shared::{Phase, Shared};
+
+/// How often to check whether the run is over.
+const TICK: Duration = Duration::from_millis(20);
+const READ_BYTES: usize = 64 * 1024;
+
+/// What is asked beside the measured requests, and by how many connections.
+#[derive(Clone, Debug)]
+pub(crate) struct Beside {
+    pub(crate) connections: u32,
+    pub(crate) request: Vec<u8>,
+}
+
+/// Asks on one connection from the warm-up until the end of the window, and counts the answers. Ends at its first failure.
+pub(crate) fn ask(
+    beside: &Beside,
+    number: u32,
+    endpoint: &Endpoint,
+    timeout: Duration,
+    shared: &Shared,
+    answered: &AtomicU64,
+) {
+    while shared.phase() < Phase::WarmUp {
+        thread::sleep(TICK);
+    }
+    if let Err(failure) = ask_until_drained(beside, number, endpoint, timeout, shared, answered) {
+        shared.fail(failure);
+    }
+}
+
+fn ask_until_drained(
+    beside: &Beside,
+    number: u32,
+    endpoint: &Endpoint,
+    timeout: Duration,
+    shared: &Shared,
+    answered: &AtomicU64,
+) -> Result<(), Failure> {
+    let place = format!("connection {number} beside the measured ones");
+    let broke =
+        |kind: Kind, words: &dyn std::fmt::Display| Failure::new(kind, format!("{place}: {words}"));
+    let is_over = || shared.phase() >= Phase::Drain;
+    let mut buffer = vec![0; READ_BYTES];
+    let mut socket = None;
+    while !is_over() {
+        let link = match &mut socket {
+            Some(link) => link,
+            None => {
+                let made = endpoint
+                    .connect(timeout)
+                    .and_then(|made| made.set_read_timeout(Some(TICK)).map(|()| made))
+                    .map_err(|error| connect_failure(number, endpoint, &error))?;
+                socket.insert(made)
+            }
+        };
+        link.write_all(&beside.request)
+            .map_err(|error| broke(Kind::Reset, &error))?;
+        let asked = Instant::now();
+        let mut response = Vec::new();
+        let whole = loop {
+            match link.read(&mut buffer) {
+                Ok(0) => return Err(broke(Kind::Closed, &"the server closed it")),
+                Ok(bytes) => response.extend_from_slice(&buffer[..bytes]),
+                Err(error) if is_no_failure(&error) => {
+                    if is_over() {
+                        return Ok(());
+                    }
+                    if asked.elapsed() >= timeout {
+                        let words = format!("no answer within {} s", timeout.as_secs_f64());
+                        return Err(broke(Kind::Timeout, &words));
+                    }
+                    continue;
+                }
+                Err(error) => return Err(broke(Kind::Reset, &error)),
+            }
+            let parsed = http::parse(&response).map_err(|words| broke(Kind::Malformed, &words))?;
+            if let Progress::Whole(whole) = parsed {
+                break whole;
+            }
+        };
+        if whole.status != 200 {
+            let words = format!("it was answered with status {}", whole.status);
+            return Err(broke(Kind::Status, &words));
+        }
+        answered.fetch_add(1, Ordering::Relaxed);
+        if whole.last {
+            socket = None;
+        }
+    }
+    Ok(())
+}
+
+/// Nothing has come yet.
+fn is_no_failure(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted
+    )
+}
