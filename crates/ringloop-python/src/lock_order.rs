@@ -24,7 +24,7 @@ struct Taken {
 type Order = HashMap<Kind, HashMap<Kind, (Place, Place)>>;
 
 thread_local! {
-    /// What this thread holds, in the order in which it was taken.
+    /// The locks that this thread holds, in the order in which they were taken.
     static HELD: RefCell<Vec<Taken>> = const { RefCell::new(Vec::new()) };
     /// The pairs that this thread need not look up.
     static KNOWN: RefCell<HashSet<(Kind, Kind)>> = RefCell::new(HashSet::new());

@@ -576,7 +576,7 @@ pub(crate) struct Http {
     #[serde(flatten)]
     pub(crate) connecting: Connecting,
 
-    /// So many more connections ask for --beside-path, each in a closed loop, during warm-up and window. They are not measured: they show what
+    /// More connections, which ask for --beside-path, each in a closed loop, during warm-up and window. They are not measured: they show what
     /// slow requests do to the others
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000), conflicts_with_all = ["http2", "tls", "idle"])]
     pub(crate) beside: Option<u32>,

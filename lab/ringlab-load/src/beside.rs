@@ -15,7 +15,7 @@ use crate::shared::{Phase, Shared};
 const TICK: Duration = Duration::from_millis(20);
 const READ_BYTES: usize = 64 * 1024;
 
-/// What is asked beside the measured requests, and by how many connections.
+/// A request beside the measured ones, and how many connections make it.
 #[derive(Clone, Debug)]
 pub(crate) struct Beside {
     pub(crate) connections: u32,

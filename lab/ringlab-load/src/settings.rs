@@ -41,7 +41,7 @@ pub(crate) struct Settings {
     pub(crate) account: Vec<i32>,
     /// The mark of further processes of the server, as NAME=VALUE.
     pub(crate) account_mark: Option<String>,
-    /// What is asked beside the measured requests, if anything.
+    /// Requests beside the measured ones, if any.
     pub(crate) beside: Option<Beside>,
     /// Print the histograms.
     pub(crate) hdr: bool,
