@@ -63,6 +63,8 @@ pub(super) struct State {
     pub(super) is_busy: bool,
     /// The client has sent too much for too long: what still comes is dropped, and the connection ends with the response.
     is_overrun: bool,
+    /// The client has ended its side, and gets the answers to what it has asked.
+    has_ended: bool,
     /// The current request has become a WebSocket.
     is_websocket: bool,
     /// The head of a response that waits for the body's first part, and the buffer that it was written to.
@@ -112,6 +114,7 @@ impl Connection {
             is_gathering: false,
             is_busy: false,
             is_overrun: false,
+            has_ended: false,
             is_websocket: false,
             parked: None,
         };
@@ -195,6 +198,12 @@ impl Connection {
             let input = hot.as_deref().unwrap_or(&kept);
             let parsed = Self::parse(slf, &service, input, &mut at);
             this.keep(py, hot.as_deref(), kept, at);
+            if hot.is_none() {
+                let mut state = this.state.get_mut(py);
+                if state.has_ended && state.input.is_empty() {
+                    state.http.close_after_response();
+                }
+            }
             drop(hot);
             match parsed {
                 Ok(Parsed::Request { request, upgrades }) => {
@@ -240,8 +249,16 @@ impl Connection {
         };
         this.state.get_mut(py).is_busy = false;
         result?;
-        if this.state.get(py).is_websocket {
-            return Self::read_on(slf);
+        {
+            let state = this.state.get(py);
+            if state.is_websocket {
+                drop(state);
+                return Self::read_on(slf);
+            }
+            if state.has_ended && state.current.is_none() && !this.link.is_continuing(py) {
+                drop(state);
+                return Self::close(slf);
+            }
         }
         if Self::start_gathered(slf, &service)? {
             started += 1;
@@ -671,6 +688,27 @@ impl Connection {
         }
         Self::settle(slf, &service)
     }
+
+    /// The client has ended its side. Whether it still gets answers: a view answers a request that is complete, or is about
+    /// to, and can't be told that its client may be gone.
+    fn end_input(&self, py: Python<'_>) -> bool {
+        if !self.link.has_socket(py) || self.link.is_closing(py) {
+            return false;
+        }
+        let (route, is_complete) = match self.current(py) {
+            Some(request) => (request.get().route(), request.get().has_whole_body(py)),
+            None => (Route::Application, self.link.is_continuing(py)),
+        };
+        if !is_complete || !self.answerer(py, route).answers_half_closed() {
+            return false;
+        }
+        let mut state = self.state.get_mut(py);
+        state.has_ended = true;
+        if state.input.is_empty() {
+            state.http.close_after_response();
+        }
+        true
+    }
 }
 
 impl Owner for Connection {}
@@ -756,10 +794,13 @@ impl Connection {
     }
 
     /// As uvicorn, a client that has ended its side is taken for gone: the transport closes, once it has sent what it was
-    /// given. Of a file it has not, so that this one closes after the response.
+    /// given. Of a file it has not, so that this one closes after the response. As gunicorn, a WSGI application answers.
     fn eof_received(slf: &Bound<'_, Self>) -> PyResult<bool> {
         let py = slf.py();
         let this = slf.get();
+        if this.end_input(py) {
+            return Ok(true);
+        }
         let sends_file = {
             let state = this.state.get(py);
             let request = state.current.as_ref();

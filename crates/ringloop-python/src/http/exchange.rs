@@ -201,6 +201,11 @@ pub(super) trait Answerer: Sync {
         false
     }
 
+    /// Whether a client that has ended its side still gets an answer to a request that is complete.
+    fn answers_half_closed(&self) -> bool {
+        false
+    }
+
     /// Begins to answer.
     fn start(
         &self,

@@ -35,6 +35,10 @@ impl Answerer for Threads {
         true
     }
 
+    fn answers_half_closed(&self) -> bool {
+        true
+    }
+
     fn start(
         &self,
         service: &Bound<'_, HttpService>,

@@ -105,10 +105,11 @@ impl Connection {
     pub(in crate::http) fn linger(slf: &Bound<'_, Self>) -> PyResult<()> {
         let py = slf.py();
         let this = slf.get();
+        let has_ended = this.state.get(py).has_ended;
         let service = this
             .link
             .service(py)
-            .filter(|_| this.link.can_half_close(py));
+            .filter(|_| !has_ended && this.link.can_half_close(py));
         let Some(service) = service.filter(|it| !it.get().is_shutting_down(py)) else {
             return Self::close(slf);
         };
