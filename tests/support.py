@@ -117,6 +117,11 @@ def _skip(reason):
     pytest.skip(reason)
 
 
+REPORTED_WITHOUT_GENERATIONS = (
+    "without the GIL, the collector has no generations, and asyncio reports an exception that its handler has caught"
+)
+
+
 def has_gil():
     """Return whether the threads of this process take turns."""
     is_enabled = getattr(sys, "_is_gil_enabled", None)

@@ -156,6 +156,11 @@ class TestAsyncServer(EchoServers):
         with async_server(arm) as port:
             yield port
 
+    def test_a_client_that_resets_its_connection_harms_nobody(self, arm, server):
+        if arm == "asyncio" and not support.has_gil():
+            pytest.skip(support.REPORTED_WITHOUT_GENERATIONS)
+        super().test_a_client_that_resets_its_connection_harms_nobody(server)
+
     def test_idle_clients_do_not_delay_the_end(self, arm):
         with contextlib.ExitStack() as stack:
             with async_server(arm) as port:

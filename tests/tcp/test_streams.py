@@ -9,8 +9,10 @@ import pytest
 
 from support import (
     HOST,
+    REPORTED_WITHOUT_GENERATIONS,
     Recorder,
     capture_contexts,
+    has_gil,
     keep_receive_buffer_small,
     looks,
     receive_all,
@@ -557,6 +559,8 @@ async def handled(handle):
 @pytest.mark.parametrize("asked", ["never", "early", "late"])
 def test_a_reset_that_the_handler_has_caught_is_not_reported(loop, asked):
     """Whoever of the connection's objects the collector finalizes first: it takes younger generations first."""
+    if asked == "never" and type(loop).__module__.startswith("asyncio") and not has_gil():
+        pytest.skip(REPORTED_WITHOUT_GENERATIONS)
     contexts = capture_contexts(loop)
 
     async def handle(reader, writer):
