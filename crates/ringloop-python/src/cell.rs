@@ -168,6 +168,16 @@ pub(crate) use crate::lock_order::expect_none as expect_none_borrowed;
 #[inline]
 pub(crate) fn expect_none_borrowed(_what: &str) {}
 
+/// One of `all`, which this thread shares with few others, if with any. With the GIL it is the first.
+#[inline]
+pub(crate) fn of_this_thread<T, const N: usize>(all: &[T; N]) -> &T {
+    #[cfg(Py_GIL_DISABLED)]
+    let number = crate::lock::thread_number();
+    #[cfg(not(Py_GIL_DISABLED))]
+    let number = 0;
+    &all[number % N]
+}
+
 impl<T> GilCell<T> {
     /// For the collector, which holds the GIL, or has stopped all other threads; it has no token to show and must not
     /// panic: None while borrowed.

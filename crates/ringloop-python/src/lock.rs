@@ -39,6 +39,12 @@ fn this_thread() -> u32 {
     if number == 0 { number_thread() } else { number }
 }
 
+/// The numbers of threads that begin one after the other follow each other.
+#[inline]
+pub(crate) fn thread_number() -> usize {
+    this_thread() as usize / 2
+}
+
 #[cold]
 fn number_thread() -> u32 {
     static LAST: AtomicU32 = AtomicU32::new(0);

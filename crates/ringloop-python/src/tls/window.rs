@@ -10,7 +10,7 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use crate::cell::GilCell;
+use crate::cell::{self, GilCell};
 use crate::objects;
 
 /// A bytes-like object over memory that somebody else owns.
@@ -25,7 +25,14 @@ pub(crate) struct Window {
 }
 
 /// The window that is used again and again. Absent while it is in use: `_ssl` may call back, to code that comes here.
-static SPARE: GilCell<Option<Py<Window>>> = GilCell::new(None);
+///
+/// In a cache line of its own: without the GIL, threads have different ones.
+#[repr(align(128))]
+struct Spare(GilCell<Option<Py<Window>>>);
+
+const SPARES_MAX: usize = if cfg!(Py_GIL_DISABLED) { 16 } else { 1 };
+
+static SPARES: [Spare; SPARES_MAX] = [const { Spare(GilCell::new(None)) }; SPARES_MAX];
 
 #[pymethods]
 impl Window {
@@ -74,7 +81,8 @@ impl Window {
         read_only: bool,
         body: impl FnOnce(&Bound<'py, Self>) -> PyResult<R>,
     ) -> PyResult<R> {
-        let window = match SPARE.replace(py, None) {
+        let spare = &cell::of_this_thread(&SPARES).0;
+        let window = match spare.replace(py, None) {
             Some(window) => window.into_bound(py),
             None => Bound::new(
                 py,
@@ -92,7 +100,7 @@ impl Window {
         let result = body(&window);
         this.memory.store(ptr::null_mut(), Ordering::Relaxed);
         this.len.store(0, Ordering::Relaxed);
-        drop(SPARE.replace(py, Some(window.unbind())));
+        drop(spare.replace(py, Some(window.unbind())));
         result
     }
 
