@@ -68,7 +68,7 @@ by_file = --numprocesses $(WORKERS) --dist loadfile
 few_examples = RINGLOOP_TEST_EXAMPLES=$${RINGLOOP_TEST_EXAMPLES:-0.1}
 # Tests that don't depend on the interpreter. They run on the main one only.
 any_interpreter = tests/tools $(addprefix tests/http/test_,$(addsuffix .py,config_file containers deployment gunicorn_command http_metrics options proxies reload server_soak workers wsgi_soak))
-# What a connection takes is larger with the checks of the order of locks.
+# These measure memory per connection, which the checks of the order of locks increase.
 where_size_counts = tests/lifetime/test_idle_connections.py
 # The lab is a project of its own, whose Makefile uses this environment here.
 lab = $(MAKE) --no-print-directory -C lab VENV=$(abspath $(VENV)) ARGS=
@@ -171,7 +171,7 @@ test-free-threaded: ## all Python tests on a free-threaded CPython 3.14 or later
 	@RINGLOOP_TEST_EXAMPLES=$${RINGLOOP_TEST_EXAMPLES:-10} $(free_threaded_venv)/bin/python tools/run_pytest.py \
 		--record free-threaded-threads $(by_test) --timeout 3600 tests/threads $(ARGS)
 
-test-lock-order: ## the same with Rust's debug assertions, which check the order of locks; with a share of the examples
+test-lock-order: ## most Python tests on a free-threaded CPython, in a build that checks the order of locks
 	@$(PYTHON) tools/free_threading.py --named
 	@CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true $(MAKE) --no-print-directory extension FAST=1 PYTHON='$(PYTHON)' \
 		VENV='$(lock_order_venv)' CARGO_TARGET_DIR='$(CARGO_TARGET_DIR)/lock-order'

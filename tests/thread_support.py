@@ -61,7 +61,7 @@ def collecting():
     def collect():
         began = time.monotonic()
         gc.collect()
-        # Without the GIL a collection stops all threads. They get as much time in between, also on a busy machine.
+        # Without the GIL a collection stops all threads. Let them run for as long as it took, even on a busy machine.
         time.sleep(max(0.002, time.monotonic() - began))
 
     return repeating(collect)

@@ -20,9 +20,9 @@ import support
 
 FOLDER = pathlib.Path(__file__).parent
 RINGLOOP = [sys.executable, "-m", "ringloop"]
-# Servers that say nothing else serve in as many threads. Needs a free-threaded Python.
+# Threads for each server whose options don't set threads or workers, or rule them out. Needs a free-threaded Python.
 THREADS = os.environ.get("RINGLOOP_TEST_SERVE_THREADS")
-SAY_SOMETHING_ELSE = re.compile("--(?:threads|workers|reload|check|help)")
+SETS_ITS_OWN = re.compile("--(?:threads|workers|reload|check|help)")
 _WITH = r"(?: with \S+)? \(Press"
 RUNNING = re.compile(rf"Ringloop running on (\S+){_WITH}|Ringloop running on (?:unix )?socket (\S+){_WITH}")
 
@@ -39,7 +39,7 @@ class ServeProcess:
         }
         path = os.pathsep.join(filter(None, [str(FOLDER), os.environ.get("PYTHONPATH")]))
         options_and_variables = [*map(str, arguments), "--workers" if "WEB_CONCURRENCY" in (env or {}) else ""]
-        if THREADS is not None and not any(map(SAY_SOMETHING_ELSE.match, options_and_variables)):
+        if THREADS is not None and not any(map(SETS_ITS_OWN.match, options_and_variables)):
             arguments = (*arguments, "--threads", THREADS)
         environment |= {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "RINGLOOP_BACKEND": arm, **(env or {})}
         self.process = subprocess.Popen(

@@ -6,6 +6,7 @@ import threading
 import pytest
 
 import support
+from http2 import Client
 from serving import run
 from wsgi_support import GET, Closing, answering, post, serve, until, wait
 
@@ -95,6 +96,79 @@ def test_all_requests_are_answered(arm, loop, rest):
     run(loop, test())
 
 
+def test_a_request_whose_rest_can_not_come_ends_the_connection(arm, loop, errors):
+    async def test():
+        async with serve(arm, echo, timeout_body=None) as server:
+            for length in (6, 100_000):
+                answer = await ask(server, GET + post(b"x" * length)[:-1])
+                assert answer.count(b"HTTP/1.1 200 OK\r\n") == 1
+
+    run(loop, test())
+    errors()
+
+
+def test_a_request_that_has_waited_for_long_is_given_up(arm, loop):
+    begun, go, called = threading.Event(), threading.Event(), []
+
+    def application(environ, start_response):
+        called.append(environ["PATH_INFO"])
+        begun.set()
+        wait(go)
+        return HELLO(environ, start_response)
+
+    async def test():
+        async with (
+            serve(arm, application, wsgi_threads=1) as server,
+            server.client() as first,
+            server.client() as second,
+            server.client() as third,
+        ):
+            first.write(GET)
+            await until(loop, begun)
+            second.write(GET.replace(b"/", b"/second", 1))
+            second.writer.write_eof()
+            third.write(GET.replace(b"/", b"/third", 1))
+            await asyncio.sleep(1.1)
+            go.set()
+            assert (await first.response())[2] == b"hello"
+            assert (await second.rest()).startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
+            assert (await third.response())[2] == b"hello"
+
+    run(loop, test())
+    assert called == ["/", "/third"]
+
+
+def test_a_file_is_sent_to_its_end(arm, loop, tmp_path):
+    path, content = tmp_path / "file", bytes(range(256)) * 8_000
+    path.write_bytes(content)
+
+    def application(environ, start_response):
+        start_response("200 OK", [("Content-Length", str(len(content)))])
+        return environ["wsgi.file_wrapper"](open(path, "rb"))
+
+    async def test():
+        async with serve(arm, application) as server:
+            assert (await ask(server, GET)).partition(b"\r\n\r\n")[2] == content
+
+    run(loop, test())
+
+
+def test_over_http2_it_is_gone(arm, loop):
+    async def test():
+        async with serve(arm, echo) as server:
+            reader, writer = await asyncio.open_connection(support.HOST, server.port)
+            client = Client(reader, writer, {})
+            # More than are started in two turns.
+            for _ in range(60):
+                client.ask("/", ("content-length", "6"), method="POST", ends=False)
+            client.writer.write_eof()
+            async with asyncio.timeout(support.PATIENCE_S):
+                await reader.read()
+            writer.close()
+
+    run(loop, test())
+
+
 def test_a_request_that_is_not_complete_is_not_answered(arm, loop, errors):
     async def test():
         async with serve(arm, echo) as server:
@@ -138,6 +212,7 @@ def test_the_server_shuts_down(arm, loop):
             client.write(GET)
             client.writer.write_eof()
             await until(loop, begun)
+            await asyncio.sleep(0.02)
             server.service.shut_down()
             go.set()
             assert (await client.rest()).endswith(b"\r\n\r\nhello")

@@ -150,8 +150,10 @@ def test_a_reader_that_another_thread_fills_is_not_left_paused(loop, make):
     def fill(reader):
         for _ in range(count):
             data = make(b"f" * piece)
-            reader.feed_data(data)
-            if make is bytearray:
+            if make is bytes:
+                reader.feed_data(data)
+            else:
+                reader.feed_data(data=data)
                 data[:] = b"changed"
 
     async def main():
@@ -161,7 +163,7 @@ def test_a_reader_that_another_thread_fills_is_not_left_paused(loop, make):
         thread = support.BackgroundThread(fill, reader)
         sent, received = 0, bytearray()
         async with asyncio.timeout(support.PATIENCE_S):
-            while thread.is_alive() or len(received) < count * (piece + len(message)):
+            while len(received) < count * (piece + len(message)):
                 if sent < count:
                     writer.write(message)
                     sent += 1
@@ -175,8 +177,8 @@ def test_a_reader_that_another_thread_fills_is_not_left_paused(loop, make):
 
 
 @pytest.mark.ringloop_only
-@pytest.mark.parametrize("error", [None, OSError("told by another thread")], ids=["end", "error"])
-def test_what_another_thread_feeds_comes_before_the_end_that_it_tells(loop, error):
+@pytest.mark.parametrize("error", [None, OSError("set by another thread")], ids=["end", "error"])
+def test_another_thread_feeds_and_then_ends_a_reader(loop, error):
     if support.has_gil():
         pytest.skip("with the GIL, each thread acts itself")
     count = rounds(100)
@@ -187,7 +189,7 @@ def test_what_another_thread_feeds_comes_before_the_end_that_it_tells(loop, erro
         if error is None:
             reader.feed_eof()
         else:
-            reader.set_exception(error)
+            reader.set_exception(exc=error)
 
     async def main():
         for number in range(count):
@@ -207,7 +209,7 @@ def test_what_another_thread_feeds_comes_before_the_end_that_it_tells(loop, erro
                 except OSError as raised:
                     told = raised
             assert told is error
-            # An error comes before data that is still there, as in asyncio.
+            # As in asyncio, an error is raised before remaining data is read.
             assert received == b"x" * (number % 5) or error is not None
             thread.result()
             ended.set()

@@ -11,8 +11,9 @@
 //! - A thread that waits detaches, so that it never holds up a stop of the world (a collection, a fork).
 //! - Cells are borrowed in one order where two are held. First is the own one of a connection, an operation, a WSGI view or
 //!   its input. Then come a connection's link, an exchange, its WebSocket; the transport; the WSGI pool; the HTTP service's
-//!   (state, then scratch or counters); and last the loop's: queue, watches, reactor. Builds with debug assertions check
-//!   that there is such an order ([`crate::lock_order`]).
+//!   (state, then scratch or counters); and last the loop's: queue, watches, reactor. On a
+//!   free-threaded interpreter, builds with debug assertions check that all borrows follow one order
+//!   (`crate::lock_order`).
 
 #![allow(unsafe_code)]
 
@@ -168,7 +169,7 @@ pub(crate) use crate::lock_order::expect_none as expect_none_borrowed;
 #[inline]
 pub(crate) fn expect_none_borrowed(_what: &str) {}
 
-/// One of `all`, which this thread shares with few others, if with any. With the GIL it is the first.
+/// One of `all`, chosen by this thread's number, so that few threads share one. With the GIL, always the first.
 #[inline]
 pub(crate) fn of_this_thread<T, const N: usize>(all: &[T; N]) -> &T {
     #[cfg(Py_GIL_DISABLED)]

@@ -276,7 +276,7 @@ impl Loop {
         if cfg!(Py_GIL_DISABLED)
             && let Some(reactor) = slot.as_deref()
         {
-            // While the slot is locked: another thread that asks for the counters must not find older ones.
+            // Done while the slot is locked, so that another thread never reads older counters.
             self.meter.keep(py, reactor.counters());
         }
         slot.take()

@@ -39,7 +39,7 @@ fn this_thread() -> u32 {
     if number == 0 { number_thread() } else { number }
 }
 
-/// The numbers of threads that begin one after the other follow each other.
+/// A number of this thread. They are given out one after the other, when threads first lock something.
 #[inline]
 pub(crate) fn thread_number() -> usize {
     this_thread() as usize / 2

@@ -1,13 +1,14 @@
 //! The order of locks, which builds with debug assertions check on a free-threaded interpreter.
 //!
 //! A kind of lock is the place in the source that makes it. Whenever a thread takes a lock while it holds others, this
-//! notes for the whole process that their kinds come before the new one. A panic tells of an order that contradicts what
-//! was noted before, even if no two threads have met in it so far.
+//! notes for the whole process that their kinds come before the new one. It panics if that contradicts an order that was
+//! noted before, even if no two threads have met so far.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::panic::Location;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
 
 /// Where a lock is made.
 pub(crate) type Kind = &'static Location<'static>;
@@ -28,8 +29,6 @@ thread_local! {
     static HELD: RefCell<Vec<Taken>> = const { RefCell::new(Vec::new()) };
     /// The pairs that this thread need not look up.
     static KNOWN: RefCell<HashSet<(Kind, Kind)>> = RefCell::new(HashSet::new());
-    /// A panic unwinds, and drops what is held: it must not panic again.
-    static HAS_FAILED: Cell<bool> = const { Cell::new(false) };
 }
 
 static ORDER: Mutex<Option<Order>> = Mutex::new(None);
@@ -67,11 +66,11 @@ pub(crate) fn give_back(lock: *const ()) {
 pub(crate) fn expect_none(what: &str) {
     let first = HELD.try_with(|held| held.borrow().first().copied());
     if let Ok(Some(taken)) = first
-        && !HAS_FAILED.replace(true)
+        && !thread::panicking()
     {
         let Taken { kind, place, .. } = taken;
         fail(&format!(
-            "{what} while the cell made at {kind} is borrowed, since {place}"
+            "{what} while the cell made at {kind} is still borrowed (at {place})"
         ));
     }
 }
@@ -83,14 +82,15 @@ fn check(before: &Taken, kind: Kind, place: Place) {
     }
     let mut order = order();
     let order = order.get_or_insert_default();
-    if let Some(path) = path(order, kind, before.kind)
-        && !HAS_FAILED.replace(true)
-    {
+    if let Some(path) = path(order, kind, before.kind) {
+        if thread::panicking() {
+            return; // What is dropped while a panic unwinds must not panic again.
+        }
         let before_kind = before.kind;
         let before_place = before.place;
         fail(&format!(
-            "the cell made at {kind} is borrowed at {place}, while the one made at {before_kind} is borrowed since \
-             {before_place}; the opposite order was used before: {path}"
+            "the cell made at {kind} is borrowed at {place}, while the one made at {before_kind} is still borrowed (at \
+             {before_place}); the opposite order was used before: {path}"
         ));
     }
     order
@@ -101,7 +101,7 @@ fn check(before: &Taken, kind: Kind, place: Place) {
     KNOWN.with(|known| known.borrow_mut().insert(pair));
 }
 
-/// How `from` comes before `to`, if it does. A kind comes before itself: two locks of one kind have no order.
+/// The noted path from `from` to `to`, if any. A kind has a path to itself: holding two locks of one kind is an error.
 fn path(order: &Order, from: Kind, to: Kind) -> Option<String> {
     let mut seen = HashSet::from([from]);
     let mut open = vec![(from, String::new())];
@@ -121,7 +121,7 @@ fn path(order: &Order, from: Kind, to: Kind) -> Option<String> {
     None
 }
 
-/// Tells of the failure, also where a panic would end in a place that ignores it.
+/// Prints the failure, too: some callers swallow panics.
 fn fail(text: &str) -> ! {
     #[expect(clippy::print_stderr, reason = "a check for developers, who run tests")]
     {

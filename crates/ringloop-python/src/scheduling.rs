@@ -140,7 +140,7 @@ pub(crate) unsafe fn schedule_threadsafe<'py>(
     }
 }
 
-/// Has the loop's own thread call a method of `class` on `object`, for a thread that must leave that to it
+/// Has the loop's own thread call a method of `class` on `object`, for another thread, which must not do so itself
 /// ([`Loop::runs_elsewhere`]). What one thread asks for is called in the order in which it asks.
 #[cold]
 pub(crate) fn post<const N: usize>(

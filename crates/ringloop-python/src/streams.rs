@@ -359,10 +359,11 @@ unsafe extern "C" fn feed_data(
     guard(|py| unsafe {
         let class = asyncios(py, true)?;
         let data = only_argument(py, arguments, positional, names);
-        if let Some(data) = &data
+        if let Some(data) = argument_named(py, c"data", arguments, positional, names)
+            && buffers::is_bytes_like(&data)
             && let Some(event_loop) = elsewhere(py, reader)?
         {
-            let data = buffers::unchanging(data)?;
+            let data = buffers::unchanging(&data)?;
             return post(&event_loop, reader, intern!(py, "feed_data"), [&data]);
         }
         if let Some(data) = data
@@ -403,6 +404,30 @@ unsafe fn elsewhere(
     let event_loop = Fields::of(&reader).own(&LOOP)?;
     let event_loop = event_loop.and_then(|it| it.cast_into::<Loop>().ok());
     Ok(event_loop.filter(|it| it.get().runs_elsewhere()))
+}
+
+/// The only argument of a call, if there is just one: by position, or by this name.
+///
+/// # Safety
+/// As `only_argument`.
+unsafe fn argument_named<'py>(
+    py: Python<'py>,
+    name: &CStr,
+    arguments: *const *mut ffi::PyObject,
+    positional: ffi::Py_ssize_t,
+    names: *mut ffi::PyObject,
+) -> Option<Bound<'py, PyAny>> {
+    // SAFETY: the GIL is held, `names` is a tuple of strings or null, and `arguments` has `positional` live objects and one
+    // for each of `names`, which is the function's contract.
+    unsafe {
+        if names.is_null() || positional != 0 || ffi::PyTuple_GET_SIZE(names) != 1 {
+            return only_argument(py, arguments, positional, names);
+        }
+        let is_it =
+            ffi::PyUnicode_CompareWithASCIIString(ffi::PyTuple_GET_ITEM(names, 0), name.as_ptr())
+                == 0;
+        is_it.then(|| Bound::from_borrowed_ptr(py, *arguments))
+    }
 }
 
 /// Has the loop's thread call a method of the native readers.
@@ -456,7 +481,7 @@ unsafe extern "C" fn set_exception(
     // SAFETY: called by the interpreter, attached, by METH_FASTCALL | METH_KEYWORDS.
     guard(|py| unsafe {
         let name = intern!(py, "set_exception");
-        if let Some(error) = only_argument(py, arguments, positional, names)
+        if let Some(error) = argument_named(py, c"exc", arguments, positional, names)
             && let Some(event_loop) = elsewhere(py, reader)?
         {
             return post(&event_loop, reader, name, [&error]);

@@ -90,7 +90,7 @@ pub(crate) fn guard(
     unsafe {
         attached(|py: Python<'_>| {
             catch(|| {
-                cell::expect_none_borrowed("Python calls");
+                cell::expect_none_borrowed("Python called into ringloop");
                 body(py)
             })
         })
@@ -121,7 +121,7 @@ pub(crate) fn guard_scheduling<'py>(
     // SAFETY: only called from functions that the interpreter calls, with the GIL held.
     let py = unsafe { Python::assume_attached() };
     catch(|| {
-        cell::expect_none_borrowed("Python calls");
+        cell::expect_none_borrowed("Python called into ringloop");
         body(py)
     })
 }

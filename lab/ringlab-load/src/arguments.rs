@@ -576,12 +576,12 @@ pub(crate) struct Http {
     #[serde(flatten)]
     pub(crate) connecting: Connecting,
 
-    /// More connections, which ask for --beside-path, each in a closed loop, during warm-up and window. They are not measured: they show what
-    /// slow requests do to the others
+    /// Extra connections that request --beside-path again and again, during warm-up and window. They are not measured: use them to see how slow
+    /// requests affect the measured ones
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000), conflicts_with_all = ["http2", "tls", "idle"])]
     pub(crate) beside: Option<u32>,
 
-    /// Path that --beside asks for
+    /// Path that the connections of --beside request
     #[arg(long, value_name = "PATH", default_value = "/", requires = "beside", value_parser = parse_path)]
     pub(crate) beside_path: String,
 

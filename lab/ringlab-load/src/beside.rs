@@ -1,5 +1,5 @@
 //! Connections beside the measured ones: each asks for one path, again and again, in a thread of its own that sleeps until the answer
-//! comes. They show what slow requests do to the others. Their answers are checked for their status, and not measured.
+//! comes. They are for seeing how slow requests affect the measured ones. Their answers are checked for their status, and not measured.
 
 use std::io::{self, Read, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -34,8 +34,11 @@ pub(crate) fn ask(
     while shared.phase() < Phase::WarmUp {
         thread::sleep(TICK);
     }
-    if let Err(failure) = ask_until_drained(beside, number, endpoint, timeout, shared, answered) {
-        shared.fail(failure);
+    let result = ask_until_drained(beside, number, endpoint, timeout, shared, answered);
+    match result {
+        // At the end, the server may have closed the connection first.
+        Err(failure) if shared.phase() < Phase::Drain => shared.fail(failure),
+        _ => {}
     }
 }
 
@@ -69,19 +72,17 @@ fn ask_until_drained(
         let asked = Instant::now();
         let mut response = Vec::new();
         let whole = loop {
+            if is_over() {
+                return Ok(());
+            }
+            if asked.elapsed() >= timeout {
+                let words = format!("no answer within {} s", timeout.as_secs_f64());
+                return Err(broke(Kind::Timeout, &words));
+            }
             match link.read(&mut buffer) {
                 Ok(0) => return Err(broke(Kind::Closed, &"the server closed it")),
                 Ok(bytes) => response.extend_from_slice(&buffer[..bytes]),
-                Err(error) if is_no_failure(&error) => {
-                    if is_over() {
-                        return Ok(());
-                    }
-                    if asked.elapsed() >= timeout {
-                        let words = format!("no answer within {} s", timeout.as_secs_f64());
-                        return Err(broke(Kind::Timeout, &words));
-                    }
-                    continue;
-                }
+                Err(error) if is_no_failure(&error) => continue,
                 Err(error) => return Err(broke(Kind::Reset, &error)),
             }
             let parsed = http::parse(&response).map_err(|words| broke(Kind::Malformed, &words))?;
@@ -92,6 +93,13 @@ fn ask_until_drained(
         if whole.status != 200 {
             let words = format!("it was answered with status {}", whole.status);
             return Err(broke(Kind::Status, &words));
+        }
+        if whole.bytes < response.len() {
+            let words = format!(
+                "{} bytes came after the answer",
+                response.len() - whole.bytes
+            );
+            return Err(broke(Kind::Unexpected, &words));
         }
         answered.fetch_add(1, Ordering::Relaxed);
         if whole.last {

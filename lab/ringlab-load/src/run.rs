@@ -107,6 +107,8 @@ pub(crate) fn run<E: Exchange>(
     let answered_beside = AtomicU64::new(0);
     let timeout = Duration::from_nanos(settings.timeout_ns);
     let measured = thread::scope(|scope| {
+        // Also if a thread can't be started.
+        let _end = EndOfRun(&shared);
         let work = &work;
         for (number, beside) in settings
             .beside

@@ -20,7 +20,7 @@ CONNECTIONS_MAX = 20_000
 THREADS = 4
 """The application's threads."""
 SLEEPERS = 16
-"""As many more, where as many requests sleep."""
+"""Extra threads for the feature "sleepers": one for each request that sleeps."""
 APPLICATION = "applications:application"
 
 

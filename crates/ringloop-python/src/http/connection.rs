@@ -206,6 +206,10 @@ impl Connection {
             }
             drop(hot);
             match parsed {
+                Ok(Parsed::Request { request, .. }) if this.is_cut_off(py, request.bind(py)) => {
+                    request.get().forget_body(py);
+                    break Self::close(slf);
+                }
                 Ok(Parsed::Request { request, upgrades }) => {
                     if this.state.get(py).is_gathering {
                         break if upgrades {
@@ -689,18 +693,29 @@ impl Connection {
         Self::settle(slf, &service)
     }
 
-    /// The client has ended its side. Whether it still gets answers: a view answers a request that is complete, or is about
-    /// to, and can't be told that its client may be gone.
+    /// Whether the rest of a request can't come any more.
+    fn is_cut_off(&self, py: Python<'_>, request: &Bound<'_, Exchange>) -> bool {
+        self.state.get(py).has_ended && !request.get().has_whole_body(py)
+    }
+
+    /// The client has ended its side. Whether it still gets answers: it does if its request is complete and the application
+    /// is WSGI, because a view can't be told that its client may be gone.
     fn end_input(&self, py: Python<'_>) -> bool {
-        if !self.link.has_socket(py) || self.link.is_closing(py) {
+        let current = self.current(py);
+        let answers = {
+            let state = self.state.get(py);
+            let is_http1 = state.http2.is_none() && !state.is_websocket;
+            is_http1 && state.answerer.answers_half_closed()
+        };
+        let is_complete = match &current {
+            Some(request) => request.get().has_whole_body(py),
+            None => self.link.is_continuing(py),
+        };
+        if !answers || !is_complete || !self.link.has_socket(py) || self.link.is_closing(py) {
             return false;
         }
-        let (route, is_complete) = match self.current(py) {
-            Some(request) => (request.get().route(), request.get().has_whole_body(py)),
-            None => (Route::Application, self.link.is_continuing(py)),
-        };
-        if !is_complete || !self.answerer(py, route).answers_half_closed() {
-            return false;
+        if let Some(request) = &current {
+            request.get().note_client_has_ended(py);
         }
         let mut state = self.state.get_mut(py);
         state.has_ended = true;
@@ -793,8 +808,9 @@ impl Connection {
         Self::arrive(slf, input)
     }
 
-    /// As uvicorn, a client that has ended its side is taken for gone: the transport closes, once it has sent what it was
-    /// given. Of a file it has not, so that this one closes after the response. As gunicorn, a WSGI application answers.
+    /// A WSGI application still answers, as under gunicorn. Otherwise a client that has ended its side is taken to be gone, as
+    /// in uvicorn: the transport closes once it has sent what it was given. It was not given the contents of a file, so while
+    /// one is sent, the connection closes after the response.
     fn eof_received(slf: &Bound<'_, Self>) -> PyResult<bool> {
         let py = slf.py();
         let this = slf.get();

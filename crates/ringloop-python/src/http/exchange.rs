@@ -15,6 +15,7 @@ use pyo3::types::{PyBytes, PyDict};
 use pyo3::{PyTraverseError, PyVisit};
 use ringloop_http::ResponseError;
 use ringloop_http::websocket::{AcceptError, Handshake, SendError};
+use ringloop_reactor::clock;
 
 use self::response::Trailers;
 pub(super) use self::response::{Progress, response_error};
@@ -32,6 +33,9 @@ use crate::objects;
 use crate::receiver::{Receipt, ReceiveInto};
 use crate::support::CloneRefOption;
 use crate::transport::SocketTransport;
+
+/// How long a request whose client has ended its side may wait for its answer to be begun.
+const GIVEN_UP_NS: u64 = 1_000_000_000;
 
 /// The interface of the protocol that carries an exchange. The state is that of `connection`, which is always the object
 /// that the exchange was made with.
@@ -317,6 +321,8 @@ struct State {
     has_broken_file: bool,
     is_complete: bool,
     is_disconnected: bool,
+    /// When the client ended its side, if it has and still gets an answer.
+    ended_ns: Option<u64>,
 }
 
 impl State {
@@ -416,6 +422,7 @@ impl Exchange {
             has_broken_file: false,
             is_complete: false,
             is_disconnected: false,
+            ended_ns: None,
         };
         let upgrade = websocket.map(|(handshake, protocol)| {
             let websocket = WebSocket::new(handshake);
@@ -626,6 +633,18 @@ impl Exchange {
     /// Whether all of the body is there.
     pub(super) fn has_whole_body(&self, py: Python<'_>) -> bool {
         self.state.get(py).has_all()
+    }
+
+    /// The client has ended its side, and still gets an answer.
+    pub(super) fn note_client_has_ended(&self, py: Python<'_>) {
+        self.state.get_mut(py).ended_ns = Some(clock::now_ns());
+    }
+
+    /// Whether an answer that is only begun now would come too late: the client ended its side long ago, and is more likely
+    /// to have given up than to wait for an answer.
+    pub(super) fn is_given_up(&self, py: Python<'_>) -> bool {
+        let ended_ns = self.state.get(py).ended_ns;
+        ended_ns.is_some_and(|ended_ns| ended_ns + GIVEN_UP_NS < clock::now_ns())
     }
 
     /// The connection is gone, or its server asks the application to end.

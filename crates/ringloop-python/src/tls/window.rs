@@ -26,7 +26,7 @@ pub(crate) struct Window {
 
 /// The window that is used again and again. Absent while it is in use: `_ssl` may call back, to code that comes here.
 ///
-/// In a cache line of its own: without the GIL, threads have different ones.
+/// Each has a cache line of its own: without the GIL, threads are spread over several.
 #[repr(align(128))]
 struct Spare(GilCell<Option<Py<Window>>>);
 

