@@ -57,15 +57,14 @@ fn ask_until_drained(
     let mut buffer = vec![0; READ_BYTES];
     let mut socket = None;
     while !is_over() {
-        let link = match &mut socket {
-            Some(link) => link,
-            None => {
-                let made = endpoint
-                    .connect(timeout)
-                    .and_then(|made| made.set_read_timeout(Some(TICK)).map(|()| made))
-                    .map_err(|error| connect_failure(number, endpoint, &error))?;
-                socket.insert(made)
-            }
+        let link = if let Some(link) = &mut socket {
+            link
+        } else {
+            let made = endpoint
+                .connect(timeout)
+                .and_then(|made| made.set_read_timeout(Some(TICK)).map(|()| made))
+                .map_err(|error| connect_failure(number, endpoint, &error))?;
+            socket.insert(made)
         };
         link.write_all(&beside.request)
             .map_err(|error| broke(Kind::Reset, &error))?;

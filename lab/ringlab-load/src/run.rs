@@ -124,7 +124,7 @@ pub(crate) fn run<E: Exchange>(
                     timeout,
                     shared,
                     answered,
-                )
+                );
             });
         }
         let others: Vec<_> = (1..settings.threads)
