@@ -9,18 +9,12 @@ use std::time::{Duration, Instant};
 use crate::endpoint::Endpoint;
 use crate::failure::{Failure, Kind, connect_failure};
 use crate::http::{self, Progress};
+use crate::settings::Beside;
 use crate::shared::{Phase, Shared};
 
 /// How often to check whether the run is over.
 const TICK: Duration = Duration::from_millis(20);
 const READ_BYTES: usize = 64 * 1024;
-
-/// A request beside the measured ones, and how many connections make it.
-#[derive(Clone, Debug)]
-pub(crate) struct Beside {
-    pub(crate) connections: u32,
-    pub(crate) request: Vec<u8>,
-}
 
 /// Asks on one connection from the warm-up until the end of the window, and counts the answers. Ends at its first failure.
 pub(crate) fn ask(

@@ -60,7 +60,6 @@ use serde_json::{Value, json};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::arguments::{Arguments, Discard, Echo, Http, Mode, Rtt, WebSocket, Workload};
-use crate::beside::Beside;
 use crate::datagrams::Datagrams;
 use crate::endpoint::Endpoint;
 use crate::exchange::{Discarded, Frames, Resting, Stream};
@@ -68,6 +67,7 @@ use crate::failure::Failures;
 use crate::http::{Expected, Requests};
 use crate::http2::Streams;
 use crate::pattern::Pattern;
+use crate::settings::Beside;
 use crate::websocket::Messages;
 use crate::worker::READ_BYTES;
 

@@ -4,9 +4,15 @@ use std::sync::Arc;
 
 use rustls::ClientConfig;
 
-use crate::beside::Beside;
 use crate::endpoint::Endpoint;
 use crate::start::Start;
+
+/// A request beside the measured ones, and how many connections make it.
+#[derive(Clone, Debug)]
+pub(crate) struct Beside {
+    pub(crate) connections: u32,
+    pub(crate) request: Vec<u8>,
+}
 
 /// The settings of a run.
 #[derive(Clone, Debug)]

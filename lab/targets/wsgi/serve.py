@@ -48,7 +48,14 @@ def granian(arguments: argparse.Namespace) -> list[str]:
 def gunicorn(arguments: argparse.Namespace) -> list[str]:
     """Return gunicorn's command."""
     words = [APPLICATION, "--bind", f"{arguments.host}:{arguments.port}", "--backlog", str(BACKLOG), "--workers", "1"]
-    words += ["--worker-class", "gthread", "--threads", threads(arguments), "--worker-connections", str(CONNECTIONS_MAX)]
+    words += [
+        "--worker-class",
+        "gthread",
+        "--threads",
+        threads(arguments),
+        "--worker-connections",
+        str(CONNECTIONS_MAX),
+    ]
     words += ["--keep-alive", str(REST_S), "--graceful-timeout", "1", "--no-control-socket"]
     return ["gunicorn", *words, "--log-level", "warning"]
 
