@@ -41,6 +41,8 @@ SETTLING_S = 100
 """How long the server may take to forget clients that are gone."""
 DEADLINE_S = 10
 """The server's, for slow clients. The others are never idle until then, even if the machine stands still for a while."""
+CLOSING_S = 40
+"""How long a client may take to close its connection: more than asyncio's timeout for the end of TLS."""
 WORKERS = 3
 """Clients at a time, for each server, beside those that wait for a deadline."""
 SIZES = (0, 1, 13, 1000, 16_384, 65_536, 200_000)
@@ -81,7 +83,17 @@ class Server:
             yield client
         finally:
             with contextlib.suppress(OSError):
+                await self._close(client)
+
+    async def _close(self, client):
+        try:
+            async with asyncio.timeout(CLOSING_S):
                 await client.close()
+        except TimeoutError:
+            # Over TLS, asyncio of 3.11 waits for ever if the peer has ended the connection while reading was paused.
+            client.writer.transport.abort()
+            if not self.contexts:
+                raise Wrong(f"{self.name}: a connection without TLS does not end") from None
 
     async def resources(self):
         """Return what the process holds while it answers this."""
