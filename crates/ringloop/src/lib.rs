@@ -67,6 +67,7 @@
 #[cfg(any(feature = "futures-io", feature = "hyper", feature = "tokio"))]
 mod adapters;
 pub mod blocking;
+mod drain;
 #[cfg(all(test, feature = "test-util"))]
 mod faults;
 pub mod fs;
@@ -97,6 +98,7 @@ pub mod channel {
 }
 
 pub use bytes;
+pub use drain::{Stopping, stopping};
 pub use metrics::Metrics;
 pub use pool::{Pool, PoolConfig};
 pub use ringloop_driver as driver;
@@ -104,7 +106,7 @@ pub use ringloop_driver as driver;
 pub use ringloop_reactor::{
     BusyPoll, Reactor, ReactorConfig, ReactorCounters, busy_poll, clock, inbox, reactor, timers,
 };
-pub use runtime::{Handle, Runtime, RuntimeConfig, spawn, yield_now};
+pub use runtime::{Handle, Runtime, RuntimeConfig, spawn, spawn_background, yield_now};
 pub use server::Server;
 pub use task::{JoinError, JoinHandle};
 

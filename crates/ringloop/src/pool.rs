@@ -1,12 +1,13 @@
 //! One runtime per core, each in its own thread. Workers share nothing, and communicate by sending.
 
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::io;
 use std::mem;
 use std::panic;
 use std::process;
 use std::sync::mpsc;
+use std::task::ready;
 use std::thread;
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use ringloop_reactor::panics;
 use crate::metrics::Metrics;
 use crate::runtime::{Handle, Runtime, RuntimeConfig, yield_now};
 use crate::shared::Shared;
-use crate::task::JoinHandle;
+use crate::task::{Awaited, JoinHandle};
 use crate::time::timeout;
 use crate::trace;
 
@@ -96,8 +97,22 @@ pub struct Pool {
 
 struct Worker {
     handle: Handle,
-    stop: channel::Sender<Duration>,
+    stop: channel::Sender<Stop>,
     thread: thread::JoinHandle<()>,
+}
+
+/// How a worker is to end: after `patience`, or when those that are awaited have ended.
+#[derive(Clone, Copy)]
+struct Stop {
+    patience: Duration,
+    awaited: Awaited,
+}
+
+impl Stop {
+    const AT_ONCE: Self = Self {
+        patience: Duration::ZERO,
+        awaited: Awaited::Tasks,
+    };
 }
 
 /// A suitable number of workers for this machine: the number of CPUs that the calling thread may use.
@@ -215,7 +230,8 @@ impl Pool {
 
     /// Stops the workers: gives their tasks `patience` to end, and then drops those that have not ended.
     ///
-    /// Tasks are not told about this. Whatever should stop, such as an accept loop, must be told or aborted before.
+    /// Tasks that have asked for it are told: see [`stopping`](crate::stopping). Whatever else should stop, such as an accept
+    /// loop, must be told or aborted before. [Background tasks](crate::spawn_background) are not waited for.
     ///
     /// A task of the pool may call this. It waits for the other workers; its own worker ends when the task has returned
     /// or waits.
@@ -244,11 +260,15 @@ impl Pool {
     /// assert_eq!(receiver.try_recv().unwrap(), "finished");
     /// # Ok::<(), std::io::Error>(())
     /// ```
-    pub fn shutdown(mut self, patience: Duration) {
-        self.stop(patience);
+    pub fn shutdown(self, patience: Duration) {
+        self.shut_down(patience, Awaited::Tasks);
     }
 
-    fn stop(&mut self, patience: Duration) {
+    pub(crate) fn shut_down(mut self, patience: Duration, awaited: Awaited) {
+        self.stop(Stop { patience, awaited });
+    }
+
+    fn stop(&mut self, stop: Stop) {
         let workers = mem::take(&mut self.workers);
         if workers.is_empty() {
             return;
@@ -258,10 +278,10 @@ impl Pool {
             // of them held.
             return mem::forget(workers);
         }
-        trace::shutting_down(workers.len(), patience);
+        trace::shutting_down(workers.len(), stop.patience);
         for worker in &workers {
             // A worker that is gone need not be told.
-            let _ = worker.stop.try_send(patience);
+            let _ = worker.stop.try_send(stop);
         }
         let mut panicked = None;
         for Worker { thread, .. } in workers {
@@ -283,7 +303,7 @@ impl Pool {
 impl Drop for Pool {
     /// Shuts down without patience, see [`shutdown`](Pool::shutdown).
     fn drop(&mut self) {
-        self.stop(Duration::ZERO);
+        self.stop(Stop::AT_ONCE);
     }
 }
 
@@ -320,12 +340,17 @@ impl Worker {
                     }
                 };
                 runtime.block_on(async {
-                    let patience = stopped.recv().await.unwrap_or_default();
+                    let stop = stopped.recv().await.unwrap_or(Stop::AT_ONCE);
                     // Tasks that were sent before may still be in the inbox.
                     yield_now().await;
                     let shared = Shared::current();
-                    if timeout(patience, shared.tasks.ended()).await.is_err() {
-                        trace::tasks_dropped(shared.tasks.live() as u64);
+                    shared.stopping.begin();
+                    let ended = poll_fn(|context| {
+                        ready!(shared.tasks.poll_ended(stop.awaited, context));
+                        shared.stopping.poll_released(context)
+                    });
+                    if timeout(stop.patience, ended).await.is_err() {
+                        trace::tasks_dropped(shared.tasks.left(stop.awaited) as u64);
                     }
                 });
             })?;

@@ -16,7 +16,7 @@ use ringloop_reactor::{Reactor, ReactorConfig, clock, inbox::Inbox, panics};
 
 use crate::metrics::Metrics;
 use crate::shared::{Entered, Message, Remote, Shared};
-use crate::task::JoinHandle;
+use crate::task::{JoinHandle, Role};
 use crate::trace;
 pub use handle::Handle;
 
@@ -380,6 +380,30 @@ impl Wake for MainWaker {
 /// ```
 pub fn spawn<F: Future + 'static>(future: F) -> JoinHandle<F::Output> {
     Shared::current().spawn(future)
+}
+
+/// Spawns a future as [`spawn`] does, as a task that no shutdown waits for: neither that of a [`Pool`](crate::Pool) nor that
+/// of a [server](crate::server::Running::shutdown), although the task of a connection may have spawned it. The same holds for
+/// the tasks that it spawns. It suits what is kept for later, such as an idle connection to another server.
+///
+/// # Panics
+/// Panics if it is called outside of a runtime.
+///
+/// ```
+/// use ringloop::{Pool, PoolConfig, spawn_background};
+/// use std::time::{Duration, Instant};
+///
+/// let pool = Pool::new(1, &PoolConfig::default())?;
+/// drop(pool.spawn_on(0, || async {
+///     drop(spawn_background(std::future::pending::<()>()));
+/// }));
+/// let start = Instant::now();
+/// pool.shutdown(Duration::from_secs(3600));
+/// assert!(start.elapsed() < Duration::from_secs(3600));
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub fn spawn_background<F: Future + 'static>(future: F) -> JoinHandle<F::Output> {
+    Shared::current().spawn_as(Role::Background, trace::task(future))
 }
 
 /// Yields to the other tasks that are ready to run.

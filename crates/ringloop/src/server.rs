@@ -49,16 +49,17 @@ use async_channel as channel;
 use async_lock::Semaphore;
 use socket2::Socket;
 
+use crate::drain::Listener;
 use crate::net::stream::HasCore;
 use crate::net::{TcpListener, TcpListenerOptions, TcpStream};
 use crate::pool::{self, Pool, PoolConfig};
 use crate::sealed::INTERNAL;
+use crate::task::Role;
 #[cfg(feature = "tls")]
 use crate::tls::{TlsAcceptor, TlsStream};
-use accepting::{Accepting, Worker, accept, bind_each, until_closed};
+use accepting::{Accepting, Worker, accept, bind_each};
 use conversation::Conversation;
 use counters::WorkerCounters;
-use drain::Listener;
 use wire::Wire;
 
 pub use client::Client;
@@ -382,7 +383,8 @@ impl<S: Transport> Server<S> {
                 idle_timeout,
             };
             let (make, stopped) = (make.clone(), stopped.clone());
-            drop(pool.spawn_on(worker, move || async move {
+            let handle = pool.handle(worker);
+            drop(handle.spawn_as(Role::Connection, move || async move {
                 let worker = Worker {
                     counters: own_counters,
                     drain: Rc::default(),
@@ -390,9 +392,7 @@ impl<S: Transport> Server<S> {
                 // It is non-blocking, because it was created for this.
                 let listener = TcpListener::from_socket(Socket::from(listener));
                 let begin = make(worker.clone());
-                let accepting = accept(listener, accepting, begin, &worker);
-                until_closed(&stopped, accepting).await;
-                worker.drain.begin();
+                accept(listener, accepting, begin, worker, stopped).await;
             }));
         }
         Ok(Running::new(pool, address, stop, counters))

@@ -19,9 +19,10 @@ use std::task::{Context, Poll, Waker};
 use ringloop_driver::{Driver, Op, Token};
 use ringloop_reactor::{Reactor, clock, panics, timers::Timers};
 
+use crate::drain::Drain;
 use crate::metrics::{IoCounters, Metrics};
 use crate::sys;
-use crate::task::{self, JoinHandle, Tasks};
+use crate::task::{self, JoinHandle, Role, Tasks};
 use crate::trace;
 pub(crate) use remote::{Message, Orphan, Remote};
 pub(crate) use sources::{Asked, InFlight, Kind, Lent, Sources, Watched};
@@ -75,6 +76,8 @@ pub(crate) struct Shared {
     /// Lent to reads in place; `None` while it is out.
     pub(crate) hot_buffer: Cell<Option<Box<[u8]>>>,
     pub(crate) tasks: Tasks,
+    /// Begins when the pool of this runtime is asked to end.
+    pub(crate) stopping: Rc<Drain>,
     pub(crate) remote: Arc<Remote>,
     /// How many more operations the current poll of a task may do.
     budget: Cell<u32>,
@@ -98,6 +101,7 @@ impl Shared {
             sources: Sources::new(slots),
             hot_buffer: Cell::new(Some(vec![0; hot_buffer_bytes].into_boxed_slice())),
             tasks: Tasks::default(),
+            stopping: Rc::default(),
             remote,
             budget: Cell::new(OPERATIONS_PER_POLL),
             turns: Cell::new(0),
@@ -193,12 +197,16 @@ impl Shared {
     }
 
     pub(crate) fn spawn<F: Future + 'static>(&self, future: F) -> JoinHandle<F::Output> {
-        self.spawn_watched(trace::task(future))
+        self.spawn_as(self.tasks.role(), trace::task(future))
     }
 
     /// Spawns a future that brings its own span.
-    pub(crate) fn spawn_watched<F: Future + 'static>(&self, future: F) -> JoinHandle<F::Output> {
-        let (task, handle) = task::new(future, Arc::clone(&self.remote));
+    pub(crate) fn spawn_as<F: Future + 'static>(
+        &self,
+        role: Role,
+        future: F,
+    ) -> JoinHandle<F::Output> {
+        let (task, handle) = task::new(future, role, Arc::clone(&self.remote));
         self.tasks.adopt(task);
         handle
     }

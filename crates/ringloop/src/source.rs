@@ -178,6 +178,11 @@ impl<S: AsFd + Into<OwnedFd>> Source<S> {
         Activity(Rc::clone(&self.watch.watched))
     }
 
+    /// Whether a read has brought something.
+    pub(crate) fn has_read(&self) -> bool {
+        self.watch.watched.reads.get() > 0
+    }
+
     /// Lets others request a read.
     pub(crate) fn recheck(&self) -> Recheck {
         Recheck(Rc::downgrade(&self.watch.watched))
@@ -405,6 +410,11 @@ impl Activity {
 pub(crate) struct Recheck(Weak<Watched>);
 
 impl Recheck {
+    /// Counts the reads that have brought something; `None` if the source is gone.
+    pub(crate) fn reads(&self) -> Option<u32> {
+        self.0.upgrade().map(|watched| watched.reads.get())
+    }
+
     /// Ready when everything that had arrived by the first poll with `asked` was read, if somebody reads; or when the
     /// source is gone. If the reading task has used up its budget, it has not read on, and this waits.
     pub(crate) fn poll(&self, context: &mut Context<'_>, asked: &mut Asked) -> Poll<()> {

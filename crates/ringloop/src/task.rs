@@ -20,14 +20,26 @@ use std::marker::PhantomData;
 use std::panic::{self, AssertUnwindSafe};
 use std::pin::Pin;
 use std::process;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 
 use ringloop_reactor::panics;
 
-pub(crate) use live::Tasks;
+pub(crate) use live::{Awaited, Tasks};
 use state::{Begin, State};
+
+/// What a task belongs to, which decides who waits for it when the runtime is asked to end. A task has the role of the task
+/// that spawned it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// To the program. A pool waits for it, and a server that ends does not.
+    Plain,
+    /// To the connections of a server, which waits for it.
+    Connection,
+    /// To nothing: nobody waits for it.
+    Background,
+}
 
 /// A task of any type, as the run queue stores it.
 pub(crate) type Runnable = Arc<dyn Run>;
@@ -47,6 +59,9 @@ pub(crate) trait Run: Send + Sync {
     /// The task must not be running. The caller must be in the thread of the task's runtime, or no runtime has adopted the
     /// task yet, and its future, which was never polled, holds only what any thread may drop.
     unsafe fn end(&self);
+
+    /// What the task belongs to.
+    fn role(&self) -> Role;
 
     /// The task's place in its runtime's list of live tasks.
     fn index(&self) -> usize;
@@ -180,8 +195,9 @@ enum Stage<F> {
 
 struct Task<F: Future, S> {
     state: State,
+    role: Role,
     /// Used only by the runtime's thread.
-    index: AtomicUsize,
+    index: AtomicU32,
     owner: Arc<S>,
     outcome: Mutex<Outcome<F::Output>>,
     stage: UnsafeCell<Stage<F>>,
@@ -304,11 +320,16 @@ impl<F: Future + 'static, S: Schedule> Run for Task<F, S> {
         };
     }
 
+    fn role(&self) -> Role {
+        self.role
+    }
+
     fn index(&self) -> usize {
-        self.index.load(Ordering::Relaxed)
+        self.index.load(Ordering::Relaxed) as usize
     }
 
     fn adopt(&self, index: usize) {
+        let index = u32::try_from(index).expect("memory ends long before 4 billion tasks");
         self.index.store(index, Ordering::Relaxed);
     }
 }
@@ -455,11 +476,13 @@ impl<T> fmt::Debug for JoinHandle<T> {
 /// [`Handle::spawn_with`](crate::Handle::spawn_with).
 pub(crate) fn new<F: Future + 'static, S: Schedule>(
     future: F,
+    role: Role,
     owner: Arc<S>,
 ) -> (Runnable, JoinHandle<F::Output>) {
     let task = Arc::new(Task {
         state: State::scheduled(),
-        index: AtomicUsize::new(usize::MAX),
+        role,
+        index: AtomicU32::new(u32::MAX),
         owner,
         outcome: Mutex::new(Outcome::Pending(None)),
         stage: UnsafeCell::new(Stage::Live(future)),

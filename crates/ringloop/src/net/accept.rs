@@ -6,10 +6,25 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use ringloop_driver::Interest;
-use socket2::{SockAddr, Socket};
+use socket2::{SockAddr, SockFilter, Socket};
 
 use crate::source::{Seat, Watch, reclaiming};
 use crate::sys;
+
+/// A program for Linux's packet filter, see `linux/filter.h`. It drops what would begin a connection, and sees a packet from
+/// TCP's header on.
+const DROP_SYN: [SockFilter; 5] = [
+    // ldb [13]: the flags.
+    SockFilter::new(0x30, 0, 0, 13),
+    // and #(SYN | ACK)
+    SockFilter::new(0x54, 0, 0, 0x12),
+    // jeq #SYN
+    SockFilter::new(0x15, 0, 1, 0x02),
+    // ret #0: drop the packet.
+    SockFilter::new(0x06, 0, 0, 0),
+    // ret #-1: keep all of it.
+    SockFilter::new(0x06, 0, 0, u32::MAX),
+];
 
 /// A listening socket. It is watched from the first time that somebody waits for a connection.
 ///
@@ -39,6 +54,27 @@ impl Acceptor {
         match self.watch.get() {
             Some(watch) => watch.release(socket),
             None => Ok(socket),
+        }
+    }
+
+    /// Lets no more connections begin, so that those in the kernel's queue can all be accepted before the end.
+    ///
+    /// The kernel resets those that wait at a TCP socket when it is closed. So it cannot be closed while they wait, and
+    /// accepting them would not end while more arrive. So the first packet of a new one is dropped. Its client sends it
+    /// again a second later, and by then either reaches another socket that listens there, or is refused.
+    pub(crate) fn refuse_more(&self) {
+        // Sandboxes may lack packet filters. Some connections may then be reset.
+        let _ = self.socket().attach_filter(&DROP_SYN);
+    }
+
+    /// Returns a connection that waits, if there is one.
+    pub(crate) fn try_accept(&self) -> io::Result<Option<(Socket, SockAddr)>> {
+        loop {
+            match reclaiming(|| sys::accept(self.socket().as_fd())) {
+                Err(error) if is_of_one_connection(&error) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                accepted => return accepted.map(Some),
+            }
         }
     }
 

@@ -236,6 +236,11 @@ impl Core {
         self.source.activity()
     }
 
+    /// Whether a read has brought something.
+    pub(crate) fn has_read(&self) -> bool {
+        self.source.has_read()
+    }
+
     pub(crate) fn recheck(&self) -> Recheck {
         self.source.recheck()
     }

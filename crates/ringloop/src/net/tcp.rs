@@ -172,6 +172,19 @@ impl TcpListener {
         let (socket, peer) = self.acceptor.accept().await?;
         Ok((TcpStream::from_socket(socket)?, ip(&peer)?))
     }
+
+    /// See [`Acceptor::try_accept`].
+    pub(crate) fn try_accept(&self) -> io::Result<Option<(TcpStream, SocketAddr)>> {
+        let Some((socket, peer)) = self.acceptor.try_accept()? else {
+            return Ok(None);
+        };
+        Ok(Some((TcpStream::from_socket(socket)?, ip(&peer)?)))
+    }
+
+    /// See [`Acceptor::refuse_more`].
+    pub(crate) fn refuse_more(&self) {
+        self.acceptor.refuse_more();
+    }
 }
 
 socket_traits!(

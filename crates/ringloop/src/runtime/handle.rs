@@ -11,7 +11,7 @@ use ringloop_reactor::inbox::SendError;
 
 use crate::metrics::Metrics;
 use crate::shared::{Message, Orphan, Remote, Shared};
-use crate::task::{self, JoinHandle};
+use crate::task::{self, JoinHandle, Role};
 use crate::trace;
 
 /// A handle by which any thread can spawn tasks on a runtime, and read its metrics.
@@ -90,10 +90,21 @@ impl Handle {
         F: Future<Output = T> + 'static,
         T: Send + 'static,
     {
+        let role = Shared::try_current().map_or(Role::Plain, |shared| shared.tasks.role());
+        self.spawn_as(role, make)
+    }
+
+    /// Like [`spawn_with`](Self::spawn_with), for a task of another role than the one that spawns it.
+    pub(crate) fn spawn_as<M, F, T>(&self, role: Role, make: M) -> JoinHandle<T>
+    where
+        M: FnOnce() -> F + Send + 'static,
+        F: Future<Output = T> + 'static,
+        T: Send + 'static,
+    {
         // Until this future is polled, in the runtime's thread, it holds only `make`, which may be moved to that thread
         // and dropped in this one.
         let future = async move { trace::task(make()).await };
-        let (task, handle) = task::new(future, Arc::clone(&self.remote));
+        let (task, handle) = task::new(future, role, Arc::clone(&self.remote));
         let message = Message::Adopt(Orphan::new(task));
         drop(self.remote.sender.send(message));
         handle

@@ -11,15 +11,18 @@ use std::task::Poll;
 use std::time::Duration;
 
 use async_channel::Receiver;
-use async_lock::Semaphore;
+use async_lock::{Semaphore, SemaphoreGuardArc};
 
 use super::Transport;
 use super::conversation::{Ending, Handshake, Served};
 use super::counters::{WorkerCounters, count};
-use super::drain::Drain;
-use crate::net::{TcpListener, TcpListenerOptions};
+use super::wire::Wire;
+use crate::drain::Drain;
+use crate::net::{TcpListener, TcpListenerOptions, TcpStream};
+use crate::runtime::yield_now;
 use crate::sealed::INTERNAL;
 use crate::shared::Shared;
+use crate::task::Role;
 use crate::time::sleep;
 use crate::trace;
 
@@ -42,17 +45,17 @@ pub(super) struct Accepting<T> {
     pub(super) idle_timeout: Option<Duration>,
 }
 
-/// Runs a future until a channel is closed, and then drops it.
-pub(super) async fn until_closed(channel: &Receiver<Infallible>, future: impl Future<Output = ()>) {
+/// Runs a future until a channel is closed, and then drops it. `None` if that was first.
+async fn until_closed<F: Future>(channel: &Receiver<Infallible>, future: F) -> Option<F::Output> {
     let mut future = pin!(future);
     let mut closed = pin!(channel.recv());
     std::future::poll_fn(|context| {
         if closed.as_mut().poll(context).is_ready() {
-            return Poll::Ready(());
+            return Poll::Ready(None);
         }
-        future.as_mut().poll(context)
+        future.as_mut().poll(context).map(Some)
     })
-    .await;
+    .await
 }
 
 /// Binds a listener for each worker, all to one address.
@@ -74,61 +77,125 @@ pub(super) fn bind_each(
     Err(last_error)
 }
 
-/// Accepts connections until the future is dropped.
+/// Accepts connections until `stopped` is closed. Then asks the connections to end, and serves those that the kernel has
+/// accepted by then.
+///
+/// A connection waits for a permit after it was accepted, because a worker that waits for a connection with a permit would
+/// keep others from serving theirs.
 pub(super) async fn accept<S, G, N, F>(
     listener: TcpListener,
     accepting: Accepting<S::Settings>,
     begin: G,
-    worker: &Worker,
+    worker: Worker,
+    stopped: Receiver<Infallible>,
 ) where
     S: Transport,
     G: Fn(SocketAddr) -> N,
     N: FnOnce(S) -> F + 'static,
     F: Future<Output = io::Result<()>> + 'static,
 {
-    let Accepting {
-        permits,
-        settings,
-        nodelay,
-        idle_timeout,
-    } = accepting;
-    let counters = &worker.counters;
-    let handshake_limit = S::handshake_limit(&settings, INTERNAL);
-    let mut back_off = BACK_OFF.0;
-    loop {
-        match listener.accept().await {
-            Ok((stream, peer)) => {
-                back_off = BACK_OFF.0;
-                // After accepting, because a worker that waits for a connection with a permit would keep others from
-                // serving theirs.
-                let permit = permits.acquire_arc().await;
-                count(&counters.accepted);
-                let ending = Ending {
-                    counters: Arc::clone(counters),
-                    _permit: permit,
-                };
-                // The peer may already be gone. Serving will notice.
-                let _ = stream.set_nodelay(nodelay);
-                let Ok(wire) = S::new(stream, &settings, INTERNAL) else {
-                    count(&counters.handshake_errors);
-                    continue;
-                };
-                let handshake =
-                    handshake_limit.map(|limit| Handshake::new(limit, Rc::clone(&worker.drain)));
-                let served = Served::new(wire, begin(peer), handshake, idle_timeout, ending);
-                drop(Shared::current().spawn_watched(trace::connection(peer, served)));
-            }
-            // A firewall rule has refused this connection.
-            Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
-                count(&counters.accept_errors);
+    let permits = &accepting.permits;
+    let serve = |accepted, permit| accepting.serve(accepted, permit, &begin, &worker);
+    let mut back_off = BackOff::new(&worker.counters);
+    let held_back = loop {
+        let Some(accepted) = until_closed(&stopped, listener.accept()).await else {
+            break None;
+        };
+        match accepted {
+            Ok(accepted) => {
+                back_off.reset();
+                match until_closed(&stopped, permits.acquire_arc()).await {
+                    Some(permit) => serve(accepted, permit),
+                    None => break Some(accepted),
+                }
             }
             Err(error) => {
-                // Too few descriptors or too little memory: wait for connections to end.
-                count(&counters.accept_errors);
-                trace::cannot_accept(&error, back_off);
-                sleep(back_off).await;
-                back_off = (back_off * 2).min(BACK_OFF.1);
+                until_closed(&stopped, back_off.wait(&error)).await;
             }
         }
+    };
+    // In this order: the connections that end make room for those that wait.
+    worker.drain.begin();
+    listener.refuse_more();
+    if let Some(accepted) = held_back {
+        serve(accepted, permits.acquire_arc().await);
+    }
+    // Twice, with a turn in between: handshakes of TCP may have been in progress.
+    for _ in 0..2 {
+        loop {
+            match listener.try_accept() {
+                Ok(None) => break,
+                Ok(Some(accepted)) => {
+                    back_off.reset();
+                    serve(accepted, permits.acquire_arc().await);
+                }
+                Err(error) => back_off.wait(&error).await,
+            }
+        }
+        yield_now().await;
+    }
+}
+
+impl<T: Clone> Accepting<T> {
+    /// Spawns the task that serves a connection.
+    fn serve<S, G, N, F>(
+        &self,
+        (stream, peer): (TcpStream, SocketAddr),
+        permit: SemaphoreGuardArc,
+        begin: &G,
+        worker: &Worker,
+    ) where
+        S: Transport + Wire<Settings = T>,
+        G: Fn(SocketAddr) -> N,
+        N: FnOnce(S) -> F + 'static,
+        F: Future<Output = io::Result<()>> + 'static,
+    {
+        let counters = &worker.counters;
+        count(&counters.accepted);
+        let ending = Ending {
+            counters: Arc::clone(counters),
+            _permit: permit,
+        };
+        // The peer may already be gone. Serving will notice.
+        let _ = stream.set_nodelay(self.nodelay);
+        let Ok(wire) = S::new(stream, &self.settings, INTERNAL) else {
+            return count(&counters.handshake_errors);
+        };
+        let handshake = S::handshake_limit(&self.settings, INTERNAL)
+            .map(|limit| Handshake::new(limit, Rc::clone(&worker.drain)));
+        let served = Served::new(wire, begin(peer), handshake, self.idle_timeout, ending);
+        let served = trace::connection(peer, served);
+        drop(Shared::current().spawn_as(Role::Connection, served));
+    }
+}
+
+/// Waits after an error of accept(2): longer each time, until something was accepted.
+struct BackOff<'a> {
+    counters: &'a WorkerCounters,
+    delay: Duration,
+}
+
+impl<'a> BackOff<'a> {
+    fn new(counters: &'a WorkerCounters) -> Self {
+        Self {
+            counters,
+            delay: BACK_OFF.0,
+        }
+    }
+
+    fn reset(&mut self) {
+        self.delay = BACK_OFF.0;
+    }
+
+    async fn wait(&mut self, error: &io::Error) {
+        count(&self.counters.accept_errors);
+        // A firewall rule has refused this connection.
+        if error.raw_os_error() == Some(libc::EPERM) {
+            return;
+        }
+        // Too few descriptors or too little memory: wait for connections to end.
+        trace::cannot_accept(error, self.delay);
+        sleep(self.delay).await;
+        self.delay = (self.delay * 2).min(BACK_OFF.1);
     }
 }

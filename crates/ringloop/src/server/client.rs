@@ -4,7 +4,8 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::rc::Rc;
 
-use super::drain::{Drain, Draining};
+use super::drain::{Beginning, Draining};
+use crate::drain::Drain;
 use crate::source::Recheck;
 
 /// The peer of a connection that is served by a function, and whether the server drains.
@@ -36,7 +37,7 @@ use crate::source::Recheck;
 pub struct Client {
     address: SocketAddr,
     drain: Rc<Drain>,
-    connection: Recheck,
+    beginning: Beginning,
 }
 
 impl Client {
@@ -44,7 +45,7 @@ impl Client {
         Self {
             address,
             drain,
-            connection,
+            beginning: Beginning::new(connection),
         }
     }
 
@@ -57,7 +58,7 @@ impl Client {
     /// then. The function should then complete what it is doing, and end the connection. Connections that are left at
     /// the server's deadline are cut off.
     pub fn draining(&self) -> Draining {
-        Draining::new(Rc::clone(&self.drain), self.connection.clone())
+        Draining::new(Rc::clone(&self.drain), self.beginning.clone())
     }
 
     /// Whether the server has begun to drain.

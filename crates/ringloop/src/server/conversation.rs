@@ -13,14 +13,15 @@ use async_lock::SemaphoreGuardArc;
 use pin_project_lite::pin_project;
 
 use super::counters::{WorkerCounters, count};
-use super::drain::{Drain, Listener};
+use super::drain::FirstBytes;
 use super::handler::{Connection, Handler};
 use super::idle::Idle;
 use super::wire::Wire;
+use crate::drain::{Drain, Listener};
 use crate::net::stream::HasCore;
 use crate::sealed::INTERNAL;
 use crate::source::Asked;
-use crate::time::{Elapsed, Sleep, sleep};
+use crate::time::{Elapsed, Instant, Sleep, sleep};
 use crate::trace;
 
 /// How long a connection that we have ended waits at most for the peer to close its side, too.
@@ -37,6 +38,8 @@ pub(super) struct Conversation<H, W: Wire> {
     /// The handler has been told that the server drains.
     is_told: bool,
     draining: Listener,
+    /// Until the handler has been passed something.
+    first_bytes: Option<FirstBytes>,
     asked: Asked,
     idle: Option<Box<Idle>>,
     /// The end of the time that the peer has to close its side, too.
@@ -66,6 +69,7 @@ impl<H: Handler, W: Wire> Conversation<H, W> {
             is_closing: false,
             is_told: false,
             draining,
+            first_bytes: Some(FirstBytes::from(Instant::now())),
             asked: Asked::default(),
             idle,
             lingering: None,
@@ -116,7 +120,7 @@ impl<H: Handler, W: Wire> Conversation<H, W> {
                     }
                 }
                 Poll::Pending => {
-                    if self.draining.has_begun(context) && !self.is_told {
+                    if !self.is_told && self.is_to_be_told(context) {
                         // No data is known to wait, but some may have arrived unnoticed.
                         let core = self.wire.socket(INTERNAL).core();
                         ready!(core.poll_rechecked(context, &mut self.asked));
@@ -127,6 +131,17 @@ impl<H: Handler, W: Wire> Conversation<H, W> {
                     }
                 }
             }
+        }
+    }
+
+    /// Whether the server drains, and a new connection has had its time.
+    fn is_to_be_told(&mut self, context: &mut Context<'_>) -> bool {
+        if !self.draining.has_begun(context) {
+            return false;
+        }
+        match &mut self.first_bytes {
+            Some(first_bytes) => first_bytes.poll(context).is_ready(),
+            None => true,
         }
     }
 
@@ -183,12 +198,14 @@ impl<H: Handler, W: Wire> Conversation<H, W> {
             unsent,
             is_closing,
             peer,
+            first_bytes,
             ..
         } = self;
         let use_bytes = |bytes: &[u8]| {
             if bytes.is_empty() {
                 return Ok(true);
             }
+            *first_bytes = None;
             let mut connection = Connection {
                 link: wire.link(unsent, INTERNAL),
                 is_closing,
@@ -231,10 +248,11 @@ impl Drop for Ending {
     }
 }
 
-/// Ends a handshake that takes too long, or during which the server drains.
+/// Ends a handshake that takes too long, or that has not begun when the server drains.
 pub(super) struct Handshake {
     limit: Sleep,
     draining: Listener,
+    first_bytes: FirstBytes,
 }
 
 impl Handshake {
@@ -242,7 +260,19 @@ impl Handshake {
         Self {
             limit: sleep(limit),
             draining: Listener::new(drain),
+            first_bytes: FirstBytes::from(Instant::now()),
         }
+    }
+
+    /// Ready when there is no more time, with whether the peer is to blame.
+    fn poll(&mut self, is_silent: bool, context: &mut Context<'_>) -> Poll<bool> {
+        if Pin::new(&mut self.limit).poll(context).is_ready() {
+            return Poll::Ready(true);
+        }
+        if !self.draining.has_begun(context) || !is_silent {
+            return Poll::Pending;
+        }
+        self.first_bytes.poll(context).map(|()| false)
     }
 }
 
@@ -338,8 +368,8 @@ where
                 .expect("it is there until the handshake ends");
             let Poll::Ready(shaken) = wire.poll_handshake(context, INTERNAL) else {
                 let handshake = handshake.as_mut().expect("what may take time has a limit");
-                if !handshake.draining.has_begun(context) {
-                    ready!(Pin::new(&mut handshake.limit).poll(context));
+                let is_silent = !wire.socket(INTERNAL).core().has_read();
+                if ready!(handshake.poll(is_silent, context)) {
                     count(&counters.handshake_errors);
                     trace::handshake_failed(&Elapsed::new().into());
                 }

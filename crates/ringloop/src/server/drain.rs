@@ -1,113 +1,86 @@
-//! How connections learn that their server drains.
+//! How connections learn that their server drains, and how long new ones have to say something.
 
-use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::task::{Context, Poll, Waker, ready};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
-use ringloop_reactor::panics;
-use slab::Slab;
-
+use crate::drain::{Drain, Listener};
 use crate::source::{Asked, Recheck};
+use crate::time::{Instant, Sleep, sleep_until};
 
-/// Whether a worker's connections have been asked to end, and who wants to know.
-#[derive(Debug, Default)]
-pub(super) struct Drain {
-    has_begun: Cell<bool>,
-    /// Empty places are of connections that have been told.
-    waiting: RefCell<Slab<Option<Waker>>>,
-}
+/// What the peer of a new connection sends first may be on the way when the server begins to drain. So it has this long,
+/// from the beginning of the connection, which is enough for the slowest of networks.
+const FIRST_BYTES_MAX: Duration = Duration::from_secs(1);
 
-impl Drain {
-    pub(super) fn has_begun(&self) -> bool {
-        self.has_begun.get()
-    }
-
-    pub(super) fn begin(&self) {
-        self.has_begun.set(true);
-        // Wakers may be of the user's making: they may call back into this, or panic.
-        let wakers: Vec<Waker> = self
-            .waiting
-            .borrow_mut()
-            .iter_mut()
-            .filter_map(|(_, waker)| waker.take())
-            .collect();
-        for waker in wakers {
-            panics::contain(|| waker.wake());
-        }
-    }
-}
-
-/// A connection's registration.
+/// The time that a new connection has to say something, although its server drains.
 #[derive(Debug)]
-pub(super) struct Listener {
-    drain: Rc<Drain>,
-    place: Option<usize>,
+pub(super) struct FirstBytes {
+    since: Instant,
+    /// Only while it is waited for.
+    timer: Option<Box<Sleep>>,
 }
 
-impl Listener {
-    pub(super) fn new(drain: Rc<Drain>) -> Self {
-        Self { drain, place: None }
-    }
-
-    /// For a task that always polls with the same waker: registers it once.
-    pub(super) fn has_begun(&mut self, context: &Context<'_>) -> bool {
-        if self.place.is_none() {
-            let waker = context.waker().clone();
-            self.place = Some(self.drain.waiting.borrow_mut().insert(Some(waker)));
-        }
-        self.drain.has_begun()
-    }
-
-    /// For a task that may poll with another waker each time.
-    fn poll(&mut self, context: &Context<'_>) -> Poll<()> {
-        if self.has_begun(context) {
-            return Poll::Ready(());
-        }
-        if let Some(place) = self.place {
-            let is_known = |waker: &Waker| waker.will_wake(context.waker());
-            if !self.drain.waiting.borrow()[place]
-                .as_ref()
-                .is_some_and(is_known)
-            {
-                let waker = Some(context.waker().clone());
-                let other = std::mem::replace(&mut self.drain.waiting.borrow_mut()[place], waker);
-                drop(other);
-            }
-        }
-        Poll::Pending
+impl From<Instant> for FirstBytes {
+    fn from(since: Instant) -> Self {
+        Self { since, timer: None }
     }
 }
 
-impl Drop for Listener {
-    fn drop(&mut self) {
-        if let Some(place) = self.place {
-            let waker = self.drain.waiting.borrow_mut().remove(place);
-            drop(waker);
+impl FirstBytes {
+    /// Ready when the time is over.
+    pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        let end = || Box::new(sleep_until(self.since + FIRST_BYTES_MAX));
+        Pin::new(self.timer.get_or_insert_with(end)).poll(context)
+    }
+}
+
+/// The beginning of a connection, after its handshake.
+#[derive(Clone)]
+pub(super) struct Beginning {
+    since: Instant,
+    connection: Recheck,
+    /// How many reads there had been by then.
+    reads: Option<u32>,
+}
+
+impl Beginning {
+    pub(super) fn new(connection: Recheck) -> Self {
+        Self {
+            since: Instant::now(),
+            reads: connection.reads(),
+            connection,
         }
+    }
+
+    /// Whether nothing has come since.
+    fn is_silent(&self) -> bool {
+        self.reads.is_some() && self.connection.reads() == self.reads
     }
 }
 
 /// Waits until the server begins to drain. Created by [`Client::draining`](super::Client::draining).
 ///
 /// It completes a little after draining begins: when whoever reads from the connection has read what had arrived by
-/// then. So a `select` of a read and this future, in this order, handles all of that first. Keep it until it completes: a
+/// then. A new connection, whose peer has sent nothing yet, has up to a second from its beginning to do so. So a `select` of a read and this future, in this order, handles all of that first. Keep it until it completes: a
 /// new one starts over, and never completes in its first poll. To ask without waiting, use
 /// [`Client::is_draining`](super::Client::is_draining).
 #[must_use = "a future does nothing unless it is awaited"]
 pub struct Draining {
     listener: Listener,
-    connection: Recheck,
+    beginning: Beginning,
+    first_bytes: FirstBytes,
     asked: Asked,
 }
 
 impl Draining {
-    pub(super) fn new(drain: Rc<Drain>, connection: Recheck) -> Self {
+    pub(super) fn new(drain: Rc<Drain>, beginning: Beginning) -> Self {
         Self {
             listener: Listener::new(drain),
-            connection,
+            first_bytes: FirstBytes::from(beginning.since),
+            beginning,
             asked: Asked::default(),
         }
     }
@@ -119,7 +92,10 @@ impl Future for Draining {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
         let this = &mut *self;
         ready!(this.listener.poll(context));
-        this.connection.poll(context, &mut this.asked)
+        if this.beginning.is_silent() {
+            ready!(this.first_bytes.poll(context));
+        }
+        this.beginning.connection.poll(context, &mut this.asked)
     }
 }
 
@@ -127,7 +103,7 @@ impl fmt::Debug for Draining {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter
             .debug_struct("Draining")
-            .field("has_begun", &self.listener.drain.has_begun())
+            .field("has_begun", &self.listener.drain().has_begun())
             .finish_non_exhaustive()
     }
 }

@@ -13,6 +13,7 @@ use async_channel::Sender;
 use super::counters::{Counters, WorkerCounters};
 use super::end_signals::{EndSignals, Signal};
 use crate::pool::Pool;
+use crate::task::Awaited;
 
 /// A running server.
 ///
@@ -103,13 +104,19 @@ impl Running {
     /// Stops listening, asks the connections to end ([`Handler::draining`](super::Handler::draining), [`Client::draining`](super::Client::draining)), gives them
     /// `patience` to do so, and then cuts off those that are left.
     ///
-    /// Connections that were not accepted yet are reset by the kernel. A connection that a handler closes ends when its
-    /// peer closes it, too, at most 2 s later ([`Connection::close`](super::Connection::close)).
+    /// Connections that the kernel has accepted by then are served first, also those beyond the [maximum
+    /// number](super::Server::max_connections), and so are handshakes in progress. A new connection has up to a second from
+    /// its beginning to send something. A connection that a handler closes ends when its peer closes it, too, at most 2 s
+    /// later ([`Connection::close`](super::Connection::close)).
+    ///
+    /// What the tasks of connections have [spawned](crate::spawn) counts as theirs, and has the same time. Other tasks on
+    /// the workers are told, if they have asked for it ([`stopping`](crate::stopping)), and dropped when the connections have
+    /// ended.
     ///
     /// This blocks, as [`Pool::shutdown`] does, and does nothing in a child after fork(2).
     pub fn shutdown(self, patience: Duration) {
         drop(self.stop);
-        self.pool.shutdown(patience);
+        self.pool.shut_down(patience, Awaited::Connections);
     }
 
     /// Runs until a signal asks the process to end.

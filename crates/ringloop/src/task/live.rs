@@ -2,29 +2,70 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::{Poll, Waker};
+use std::task::{Context, Poll, Waker};
 
 use slab::Slab;
 
-use super::Runnable;
+use super::{Role, Runnable};
 
 /// Belongs to the runtime's thread.
 ///
 /// The queue may still contain a task that has ended: one that was woken during its last poll. Its index may belong to
 /// another task by then. So a task is removed from the list where it ends, and nowhere else.
-#[derive(Default)]
 pub(crate) struct Tasks {
     live: RefCell<Slab<Runnable>>,
     queue: RefCell<VecDeque<Runnable>>,
-    /// The waker of whoever waits for the last task to end.
+    /// What the task that is polled belongs to, and so does what it spawns.
+    role: Cell<Role>,
+    /// How many of those alive belong to connections, and to nothing.
+    of_connections: Cell<usize>,
+    in_background: Cell<usize>,
+    /// The waker of whoever waits for tasks to end.
     ended: Cell<Option<Waker>>,
     /// Whether the runtime has ended, so that nothing would ever run or end a new task.
     is_closed: Cell<bool>,
 }
 
+/// The tasks that whoever ends a runtime waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Awaited {
+    /// All but those in the background.
+    Tasks,
+    /// Those that belong to connections.
+    Connections,
+}
+
+impl Default for Tasks {
+    fn default() -> Self {
+        Self {
+            live: RefCell::default(),
+            queue: RefCell::default(),
+            role: Cell::new(Role::Plain),
+            of_connections: Cell::default(),
+            in_background: Cell::default(),
+            ended: Cell::default(),
+            is_closed: Cell::default(),
+        }
+    }
+}
+
 impl Tasks {
+    /// What a task belongs to that is spawned now.
+    pub(crate) fn role(&self) -> Role {
+        self.role.get()
+    }
+
+    /// Counts the tasks of a role.
+    fn count(&self, role: Role, change: isize) {
+        let counter = match role {
+            Role::Plain => return,
+            Role::Connection => &self.of_connections,
+            Role::Background => &self.in_background,
+        };
+        counter.set(counter.get().wrapping_add_signed(change));
+    }
+
     /// Adds a new task, and queues it. If the runtime has ended, it ends the task.
     pub(crate) fn adopt(&self, task: Runnable) {
         if self.is_closed.get() {
@@ -32,6 +73,7 @@ impl Tasks {
         }
         let index = self.live.borrow_mut().insert(Arc::clone(&task));
         task.adopt(index);
+        self.count(task.role(), 1);
         self.queue(task);
     }
 
@@ -58,7 +100,10 @@ impl Tasks {
     /// Runs a task once.
     pub(crate) fn run(&self, task: Runnable) {
         let index = task.index();
-        if super::run(task) {
+        self.role.set(task.role());
+        let has_ended = super::run(task);
+        self.role.set(Role::Plain);
+        if has_ended {
             self.forget(index);
         }
     }
@@ -66,24 +111,29 @@ impl Tasks {
     /// Removes a task that has just ended from the list.
     fn forget(&self, index: usize) {
         let task = self.live.borrow_mut().remove(index);
+        self.count(task.role(), -1);
         drop(task);
-        if self.live.borrow().is_empty()
-            && let Some(waiter) = self.ended.take()
-        {
+        if let Some(waiter) = self.ended.take() {
+            // It looks at what is left.
             waiter.wake();
         }
     }
 
-    /// Waits until no task is alive. The future of `block_on` is not a task.
-    pub(crate) async fn ended(&self) {
-        poll_fn(|context| {
-            if self.live.borrow().is_empty() {
-                return Poll::Ready(());
-            }
-            self.ended.set(Some(context.waker().clone()));
-            Poll::Pending
-        })
-        .await;
+    /// How many of those that are awaited are alive. The future of `block_on` is not a task.
+    pub(crate) fn left(&self, awaited: Awaited) -> usize {
+        match awaited {
+            Awaited::Tasks => self.live() - self.in_background.get(),
+            Awaited::Connections => self.of_connections.get(),
+        }
+    }
+
+    /// Ready when none of those that are awaited is alive.
+    pub(crate) fn poll_ended(&self, awaited: Awaited, context: &Context<'_>) -> Poll<()> {
+        if self.left(awaited) == 0 {
+            return Poll::Ready(());
+        }
+        self.ended.set(Some(context.waker().clone()));
+        Poll::Pending
     }
 
     /// From now on, new tasks are ended at once.
@@ -94,6 +144,8 @@ impl Tasks {
     /// Ends all tasks where they are. Returns false if there was none. Ending them may spawn new ones.
     pub(crate) fn end(&self) -> bool {
         let tasks: Vec<Runnable> = self.live.borrow_mut().drain().collect();
+        self.of_connections.set(0);
+        self.in_background.set(0);
         // Queued tasks are among them, or have ended.
         drop(self.queue.take());
         for task in &tasks {
@@ -105,7 +157,7 @@ impl Tasks {
 
 #[cfg(all(test, ringloop_loom))]
 mod model {
-    use std::future::pending;
+    use std::future::{pending, poll_fn};
     use std::rc::Rc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -149,12 +201,12 @@ mod model {
                     Poll::Ready(())
                 })
             };
-            let (first, handle) = task::new(last_poll, Arc::clone(&owner));
+            let (first, handle) = task::new(last_poll, Role::Plain, Arc::clone(&owner));
             tasks.adopt(first);
             let aborting = thread::spawn(move || handle.abort());
             tasks.run(tasks.next().unwrap());
             assert_eq!(tasks.live(), 0);
-            let (second, _handle) = task::new(pending::<()>(), owner);
+            let (second, _handle) = task::new(pending::<()>(), Role::Plain, owner);
             tasks.adopt(second);
             aborting.join().unwrap();
             if let Some(waking) = waking.take() {

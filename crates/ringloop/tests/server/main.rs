@@ -1,5 +1,6 @@
 //! The promises of a server, on both backends, to clients that behave and to those that do not.
 
+mod beside;
 mod case;
 #[path = "../common/certificates.rs"]
 mod certificates;
@@ -10,4 +11,5 @@ mod handshakes;
 mod idling;
 mod limits;
 mod panics;
+mod queued;
 mod shutdown;
