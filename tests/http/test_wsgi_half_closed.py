@@ -155,7 +155,8 @@ def test_a_file_is_sent_to_its_end(arm, loop, tmp_path):
 
 def test_over_http2_it_is_gone(arm, loop):
     async def test():
-        async with serve(arm, echo) as server:
+        # Nothing else ends what waits for a body.
+        async with serve(arm, echo, timeout_body=None) as server:
             reader, writer = await asyncio.open_connection(support.HOST, server.port)
             client = Client(reader, writer, {})
             # More than are started in two turns.

@@ -459,15 +459,15 @@ unsafe extern "C" fn feed_eof(
 ) -> *mut ffi::PyObject {
     // SAFETY: called by the interpreter, attached, by METH_FASTCALL | METH_KEYWORDS.
     guard(|py| unsafe {
-        let name = intern!(py, "feed_eof");
-        if positional == 0
-            && names.is_null()
-            && let Some(event_loop) = elsewhere(py, reader)?
-        {
-            return post(&event_loop, reader, name, []);
-        }
-        let method = asyncios(py, true)?.getattr(name)?;
-        call_replaced(&method, reader, arguments, positional, names)
+        let posted = (positional == 0 && names.is_null()).then_some([]);
+        end_reader(
+            intern!(py, "feed_eof"),
+            posted,
+            reader,
+            arguments,
+            positional,
+            names,
+        )
     })
 }
 
@@ -480,15 +480,43 @@ unsafe extern "C" fn set_exception(
 ) -> *mut ffi::PyObject {
     // SAFETY: called by the interpreter, attached, by METH_FASTCALL | METH_KEYWORDS.
     guard(|py| unsafe {
-        let name = intern!(py, "set_exception");
-        if let Some(error) = argument_named(py, c"exc", arguments, positional, names)
+        let error = argument_named(py, c"exc", arguments, positional, names);
+        let posted = error.as_ref().map(|error| [error]);
+        end_reader(
+            intern!(py, "set_exception"),
+            posted,
+            reader,
+            arguments,
+            positional,
+            names,
+        )
+    })
+}
+
+/// Calls asyncio's own method, or has the loop's thread do that if this is another one. `posted` are the arguments for it;
+/// `None` if the call is wrong, and the method will say so.
+///
+/// # Safety
+/// Called with the GIL and the arguments of a vectorcall for a reader of ours.
+unsafe fn end_reader<'py, const N: usize>(
+    name: &Bound<'py, PyString>,
+    posted: Option<[&Bound<'py, PyAny>; N]>,
+    reader: *mut ffi::PyObject,
+    arguments: *const *mut ffi::PyObject,
+    positional: ffi::Py_ssize_t,
+    names: *mut ffi::PyObject,
+) -> PyResult<Bound<'py, PyAny>> {
+    let py = name.py();
+    // SAFETY: the GIL is held (`py`), and the caller passes on what the interpreter has passed to it.
+    unsafe {
+        if let Some(posted) = posted
             && let Some(event_loop) = elsewhere(py, reader)?
         {
-            return post(&event_loop, reader, name, [&error]);
+            return post(&event_loop, reader, name, posted);
         }
         let method = asyncios(py, true)?.getattr(name)?;
         call_replaced(&method, reader, arguments, positional, names)
-    })
+    }
 }
 
 /// The outcome of a step that could not wait for a future of ours.

@@ -16,90 +16,97 @@ use crate::shared::{Phase, Shared};
 const TICK: Duration = Duration::from_millis(20);
 const READ_BYTES: usize = 64 * 1024;
 
-/// Asks on one connection from the warm-up until the end of the window, and counts the answers. Ends at its first failure.
-pub(crate) fn ask(
-    beside: &Beside,
-    number: u32,
-    endpoint: &Endpoint,
-    timeout: Duration,
-    shared: &Shared,
-    answered: &AtomicU64,
-) {
-    while shared.phase() < Phase::WarmUp {
-        thread::sleep(TICK);
-    }
-    let result = ask_until_drained(beside, number, endpoint, timeout, shared, answered);
-    match result {
-        // At the end, the server may have closed the connection first.
-        Err(failure) if shared.phase() < Phase::Drain => shared.fail(failure),
-        _ => {}
-    }
+/// One of these connections.
+pub(crate) struct Visitor<'a> {
+    pub(crate) beside: &'a Beside,
+    pub(crate) number: u32,
+    pub(crate) endpoint: &'a Endpoint,
+    pub(crate) timeout: Duration,
+    pub(crate) shared: &'a Shared,
+    pub(crate) answered: &'a AtomicU64,
 }
 
-fn ask_until_drained(
-    beside: &Beside,
-    number: u32,
-    endpoint: &Endpoint,
-    timeout: Duration,
-    shared: &Shared,
-    answered: &AtomicU64,
-) -> Result<(), Failure> {
-    let place = format!("connection {number} beside the measured ones");
-    let broke =
-        |kind: Kind, words: &dyn std::fmt::Display| Failure::new(kind, format!("{place}: {words}"));
-    let is_over = || shared.phase() >= Phase::Drain;
-    let mut buffer = vec![0; READ_BYTES];
-    let mut socket = None;
-    while !is_over() {
-        let link = if let Some(link) = &mut socket {
-            link
-        } else {
-            let made = endpoint
-                .connect(timeout)
-                .and_then(|made| made.set_read_timeout(Some(TICK)).map(|()| made))
-                .map_err(|error| connect_failure(number, endpoint, &error))?;
-            socket.insert(made)
-        };
-        link.write_all(&beside.request)
-            .map_err(|error| broke(Kind::Reset, &error))?;
-        let asked = Instant::now();
-        let mut response = Vec::new();
-        let whole = loop {
-            if is_over() {
-                return Ok(());
-            }
-            if asked.elapsed() >= timeout {
-                let words = format!("no answer within {} s", timeout.as_secs_f64());
-                return Err(broke(Kind::Timeout, &words));
-            }
-            match link.read(&mut buffer) {
-                Ok(0) => return Err(broke(Kind::Closed, &"the server closed it")),
-                Ok(bytes) => response.extend_from_slice(&buffer[..bytes]),
-                Err(error) if is_no_failure(&error) => continue,
-                Err(error) => return Err(broke(Kind::Reset, &error)),
-            }
-            let parsed = http::parse(&response).map_err(|words| broke(Kind::Malformed, &words))?;
-            if let Progress::Whole(whole) = parsed {
-                break whole;
-            }
-        };
-        if whole.status != 200 {
-            let words = format!("it was answered with status {}", whole.status);
-            return Err(broke(Kind::Status, &words));
+impl Visitor<'_> {
+    /// Asks from the warm-up until the end of the window, and counts the answers. Ends at its first failure.
+    pub(crate) fn ask(&self) {
+        while self.shared.phase() < Phase::WarmUp {
+            thread::sleep(TICK);
         }
-        if whole.bytes < response.len() {
-            let words = format!(
-                "{} bytes came after the answer",
-                response.len() - whole.bytes
-            );
-            return Err(broke(Kind::Unexpected, &words));
-        }
-        answered.fetch_add(1, Ordering::Relaxed);
-        if whole.last {
-            socket = None;
+        match self.ask_until_drained() {
+            // At the end, the server may have closed the connection first.
+            Err(failure) if self.shared.phase() < Phase::Drain => self.shared.fail(failure),
+            _ => {}
         }
     }
-    Ok(())
+
+    fn ask_until_drained(&self) -> Result<(), Failure> {
+        let Self {
+            beside,
+            number,
+            endpoint,
+            timeout,
+            shared,
+            answered,
+        } = *self;
+        let place = format!("connection {number} beside the measured ones");
+        let broke = |kind: Kind, words: &dyn std::fmt::Display| {
+            Failure::new(kind, format!("{place}: {words}"))
+        };
+        let is_over = || shared.phase() >= Phase::Drain;
+        let mut buffer = vec![0; READ_BYTES];
+        let mut socket = None;
+        while !is_over() {
+            let link = if let Some(link) = &mut socket {
+                link
+            } else {
+                let made = endpoint
+                    .connect(timeout)
+                    .and_then(|made| made.set_read_timeout(Some(TICK)).map(|()| made))
+                    .map_err(|error| connect_failure(number, endpoint, &error))?;
+                socket.insert(made)
+            };
+            link.write_all(&beside.request)
+                .map_err(|error| broke(Kind::Reset, &error))?;
+            let asked = Instant::now();
+            let mut response = Vec::new();
+            let whole = loop {
+                if is_over() {
+                    return Ok(());
+                }
+                if asked.elapsed() >= timeout {
+                    let words = format!("no answer within {} s", timeout.as_secs_f64());
+                    return Err(broke(Kind::Timeout, &words));
+                }
+                match link.read(&mut buffer) {
+                    Ok(0) => return Err(broke(Kind::Closed, &"the server closed it")),
+                    Ok(bytes) => response.extend_from_slice(&buffer[..bytes]),
+                    Err(error) if is_no_failure(&error) => continue,
+                    Err(error) => return Err(broke(Kind::Reset, &error)),
+                }
+                let parsed =
+                    http::parse(&response).map_err(|words| broke(Kind::Malformed, &words))?;
+                if let Progress::Whole(whole) = parsed {
+                    break whole;
+                }
+            };
+            if whole.status != 200 {
+                let words = format!("it was answered with status {}", whole.status);
+                return Err(broke(Kind::Status, &words));
+            }
+            if whole.bytes < response.len() {
+                let words = format!(
+                    "{} bytes came after the answer",
+                    response.len() - whole.bytes
+                );
+                return Err(broke(Kind::Unexpected, &words));
+            }
+            answered.fetch_add(1, Ordering::Relaxed);
+            if whole.last {
+                socket = None;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Nothing has come yet.

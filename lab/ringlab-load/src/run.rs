@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use thiserror::Error;
 
 use crate::accounting::{Account, NoProcess};
-use crate::beside;
+use crate::beside::Visitor;
 use crate::control::Control;
 use crate::exchange::Exchange;
 use crate::failure::{Failures, Kind};
@@ -110,22 +110,18 @@ pub(crate) fn run<E: Exchange>(
         // Also if a thread can't be started.
         let _end = EndOfRun(&shared);
         let work = &work;
-        for (number, beside) in settings
-            .beside
-            .iter()
-            .flat_map(|beside| (0..beside.connections).map(move |number| (number, beside)))
-        {
-            let (shared, answered) = (&shared, &answered_beside);
-            scope.spawn(move || {
-                beside::ask(
+        if let Some(beside) = &settings.beside {
+            for number in 0..beside.connections {
+                let visitor = Visitor {
                     beside,
                     number,
-                    &settings.endpoint,
+                    endpoint: &settings.endpoint,
                     timeout,
-                    shared,
-                    answered,
-                );
-            });
+                    shared: &shared,
+                    answered: &answered_beside,
+                };
+                scope.spawn(move || visitor.ask());
+            }
         }
         let others: Vec<_> = (1..settings.threads)
             .map(|thread| scope.spawn(move || work(thread, None)))

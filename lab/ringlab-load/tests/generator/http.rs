@@ -27,9 +27,9 @@ fn a_right_server_has_no_failures_in_either_loop() {
     }
 }
 
-#[test]
-fn requests_beside_the_measured_ones_are_answered_and_not_counted() {
-    let address = server(|mut stream, _| {
+/// A server whose answer for one path is another one, after a moment.
+fn server_with_slow_path(slow: &'static str) -> SocketAddr {
+    server(move |mut stream, _| {
         let mut buffer = [0; 4096];
         loop {
             let bytes = stream.read(&mut buffer)?;
@@ -38,12 +38,17 @@ fn requests_beside_the_measured_ones_are_answered_and_not_counted() {
             }
             if buffer.starts_with(b"GET /slow ") {
                 thread::sleep(Duration::from_millis(20));
-                stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nslow")?;
+                stream.write_all(slow.as_bytes())?;
             } else {
                 stream.write_all(RIGHT_RESPONSE.as_bytes())?;
             }
         }
-    });
+    })
+}
+
+#[test]
+fn requests_beside_the_measured_ones_are_answered_and_not_counted() {
+    let address = server_with_slow_path("HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nslow");
     let beside = ["--beside", "3", "--beside-path", "/slow"];
     let found = flawless("http", address, &[&BRIEFLY[..], &beside].concat());
     assert_eq!(found["connections"]["asked"], 5);
@@ -55,20 +60,7 @@ fn requests_beside_the_measured_ones_are_answered_and_not_counted() {
 
 #[test]
 fn a_failure_beside_the_measured_requests_is_reported() {
-    let address = server(|mut stream, _| {
-        let mut buffer = [0; 4096];
-        loop {
-            let bytes = stream.read(&mut buffer)?;
-            if bytes == 0 {
-                return Ok(());
-            }
-            if buffer.starts_with(b"GET /slow ") {
-                stream.write_all(b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n")?;
-            } else {
-                stream.write_all(RIGHT_RESPONSE.as_bytes())?;
-            }
-        }
-    });
+    let address = server_with_slow_path("HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n");
     let beside = ["--beside", "1", "--beside-path", "/slow"];
     let found = result("http", address, &[&BRIEFLY[..], &beside].concat());
     assert_only_failure(
