@@ -16,6 +16,7 @@ use std::time::Duration;
 use ringloop_driver::affinity;
 use ringloop_reactor::panics;
 
+use crate::budget;
 use crate::sys::PerProcess;
 
 const THREADS_MAX: usize = 64;
@@ -124,11 +125,13 @@ impl<T> Future for Waiting<T> {
     type Output = thread::Result<T>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let waiting = Outcome::Pending(Some(context.waker().clone()));
-        match replace(&self.0, waiting) {
-            Outcome::Ready(result) => Poll::Ready(result),
-            _ => Poll::Pending,
-        }
+        budget::poll_counted(context, |context| {
+            let waiting = Outcome::Pending(Some(context.waker().clone()));
+            match replace(&self.0, waiting) {
+                Outcome::Ready(result) => Poll::Ready(result),
+                _ => Poll::Pending,
+            }
+        })
     }
 }
 

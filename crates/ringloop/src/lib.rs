@@ -31,7 +31,7 @@
 //! | [`pool`] | [`Pool`]: a worker per core, to which tasks can be sent |
 //! | [`server`] | [`Server`]: TCP and TLS servers with a handler or function per connection, limits and graceful shutdown |
 //! | [`net`], [`fs`], [`time`], [`signal`] | sockets, files, timers and signals |
-//! | [`channel`] | channels between tasks of any workers, from `async-channel` |
+//! | [`channel`] | channels between tasks of any workers |
 //! | [`blocking`] | blocking calls, in a pool of threads |
 //!
 //! # The reactor
@@ -57,8 +57,9 @@
 //! # Other crates in the interface
 //!
 //! Types and traits of these crates are part of the interface on purpose, so a new major version of one of them is a
-//! breaking change here: [`bytes`], `async-channel` (as [`channel`]), `ringloop-driver` (as [`driver`]),
-//! `ringloop-reactor`, and with the features of these names `rustls` (as `tls::rustls`), `hyper`, `tokio` and `futures-io`.
+//! breaking change here: [`bytes`], `async-channel` (the errors of [`channel`]), `futures-core` (the stream that a
+//! [`Receiver`](channel::Receiver) is), `ringloop-driver` (as [`driver`]), `ringloop-reactor`, and with the features of these
+//! names `rustls` (as `tls::rustls`), `hyper`, `tokio` and `futures-io`.
 
 #![deny(unsafe_code)]
 // docs.rs shows which feature each item needs.
@@ -67,6 +68,8 @@
 #[cfg(any(feature = "futures-io", feature = "hyper", feature = "tokio"))]
 mod adapters;
 pub mod blocking;
+mod budget;
+pub mod channel;
 mod drain;
 #[cfg(all(test, feature = "test-util"))]
 mod faults;
@@ -89,14 +92,6 @@ pub mod time;
 pub mod tls;
 mod trace;
 
-/// Channels between tasks of any workers, and other threads, from the crate `async-channel`.
-pub mod channel {
-    pub use async_channel::{
-        Receiver, Recv, RecvError, Send, SendError, Sender, TryRecvError, TrySendError,
-        WeakReceiver, WeakSender, bounded, unbounded,
-    };
-}
-
 pub use bytes;
 pub use drain::{Stopping, stopping};
 pub use metrics::Metrics;
@@ -106,7 +101,9 @@ pub use ringloop_driver as driver;
 pub use ringloop_reactor::{
     BusyPoll, Reactor, ReactorConfig, ReactorCounters, busy_poll, clock, inbox, reactor, timers,
 };
-pub use runtime::{Handle, Runtime, RuntimeConfig, spawn, spawn_background, yield_now};
+pub use runtime::{
+    Handle, Runtime, RuntimeConfig, consume_budget, spawn, spawn_background, yield_now,
+};
 pub use server::Server;
 pub use task::{JoinError, JoinHandle};
 

@@ -14,6 +14,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use ringloop_driver::{BackendKind, Event, SLOTS_MAX};
 use ringloop_reactor::{Reactor, ReactorConfig, clock, inbox::Inbox, panics};
 
+use crate::budget;
 use crate::metrics::Metrics;
 use crate::shared::{Entered, Message, Remote, Shared};
 use crate::task::{JoinHandle, Role};
@@ -207,7 +208,7 @@ impl Runtime {
         let mut future = pin!(future);
         loop {
             if main.woken.swap(false, Ordering::Acquire) {
-                self.shared.renew_budget();
+                budget::renew();
                 if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
                     drop(entered);
                     return output;
@@ -434,4 +435,29 @@ pub async fn yield_now() {
         Poll::Pending
     })
     .await;
+}
+
+/// Counts as one operation, as those of this crate do: if the task has used up its budget, this lets the others run first.
+///
+/// Await it in loops whose futures come from other libraries, such as the channels of tokio or of `futures`. They may
+/// complete again and again without waiting, and the runtime does not notice.
+///
+/// ```
+/// use futures_util::stream::{self, StreamExt};
+/// use ringloop::consume_budget;
+///
+/// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+/// let mut numbers = stream::iter(0..1_000_000_u64); // never waits
+/// let mut sum = 0;
+/// while let Some(number) = numbers.next().await {
+///     sum += number;
+///     consume_budget().await;
+/// }
+/// assert_eq!(sum, 499_999_500_000);
+/// # Ok::<(), std::io::Error>(())
+/// # })?;
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub async fn consume_budget() {
+    std::future::poll_fn(|context| budget::poll(context)).await;
 }

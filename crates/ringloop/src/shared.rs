@@ -14,12 +14,13 @@ use std::io;
 use std::ptr;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::Waker;
 
 use ringloop_driver::{Driver, Op, Token};
 use ringloop_reactor::{Reactor, clock, panics, timers::Timers};
 
 use crate::drain::Drain;
+use crate::budget;
 use crate::metrics::{IoCounters, Metrics};
 use crate::sys;
 use crate::task::{self, JoinHandle, Role, Tasks};
@@ -27,9 +28,6 @@ use crate::trace;
 pub(crate) use remote::{Message, Orphan, Remote};
 pub(crate) use sources::{Asked, InFlight, Kind, Lent, Sources, Watched};
 pub(crate) use waiters::{Seat, Waiting};
-
-/// How many operations a task may do in one poll before it must let others run.
-const OPERATIONS_PER_POLL: u32 = 128;
 
 thread_local! {
     static CURRENT: RefCell<Option<Rc<Shared>>> = const { RefCell::new(None) };
@@ -39,6 +37,7 @@ thread_local! {
 
 /// Makes a runtime the current one of this thread, and returns the one before.
 fn set_current(shared: Option<Rc<Shared>>) -> Option<Rc<Shared>> {
+    budget::limit(shared.is_some());
     // While it is current it is alive, so nothing else has this address.
     CURRENT_ADDRESS.set(shared.as_ref().map_or(ptr::null(), Rc::as_ptr));
     CURRENT
@@ -79,8 +78,6 @@ pub(crate) struct Shared {
     /// Begins when the pool of this runtime is asked to end.
     pub(crate) stopping: Rc<Drain>,
     pub(crate) remote: Arc<Remote>,
-    /// How many more operations the current poll of a task may do.
-    budget: Cell<u32>,
     turns: Cell<u64>,
     tasks_run: Cell<u64>,
     pub(crate) io_counters: IoCounters,
@@ -103,7 +100,6 @@ impl Shared {
             tasks: Tasks::default(),
             stopping: Rc::default(),
             remote,
-            budget: Cell::new(OPERATIONS_PER_POLL),
             turns: Cell::new(0),
             tasks_run: Cell::new(0),
             io_counters: IoCounters::default(),
@@ -176,26 +172,6 @@ impl Shared {
         self.is_running.get()
     }
 
-    /// Gives the next poll of a task its full budget.
-    pub(crate) fn renew_budget(&self) {
-        self.budget.set(OPERATIONS_PER_POLL);
-    }
-
-    /// Counts one operation of the task that runs. `Pending` if its budget is used up: the task has been woken, and must let
-    /// others run.
-    pub(crate) fn poll_budget(&self, context: &mut Context<'_>) -> Poll<()> {
-        match self.budget.get() {
-            0 => {
-                context.waker().wake_by_ref();
-                Poll::Pending
-            }
-            left => {
-                self.budget.set(left - 1);
-                Poll::Ready(())
-            }
-        }
-    }
-
     pub(crate) fn spawn<F: Future + 'static>(&self, future: F) -> JoinHandle<F::Output> {
         self.spawn_as(self.tasks.role(), trace::task(future))
     }
@@ -216,7 +192,7 @@ impl Shared {
         let Some(task) = self.tasks.next() else {
             return false;
         };
-        self.renew_budget();
+        budget::renew();
         self.tasks_run.set(self.tasks_run.get() + 1);
         self.tasks.run(task);
         true

@@ -17,6 +17,7 @@ use std::task::{Context, Poll, ready};
 
 use ringloop_driver::{Interest, Mode, Token};
 
+use crate::budget;
 pub(crate) use crate::shared::{Asked, Lent, Seat, Waiting, are_any_retired, reclaiming};
 use crate::shared::{Kind, Shared, Watched, elsewhere};
 use crate::sys;
@@ -142,7 +143,7 @@ impl Watch {
     /// events.
     fn poll_turn(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.shared.check_here()?;
-        self.shared.poll_budget(context).map(Ok)
+        budget::poll(context).map(Ok)
     }
 }
 
@@ -205,7 +206,7 @@ impl<S: AsFd + Into<OwnedFd>> Source<S> {
 
     /// See [`Recheck::poll`].
     pub(crate) fn poll_rechecked(&self, context: &mut Context<'_>, asked: &mut Asked) -> Poll<()> {
-        ready!(self.watch.shared.poll_budget(context));
+        ready!(budget::poll(context));
         self.watch.watched.poll_rechecked(context, asked)
     }
 
@@ -418,9 +419,7 @@ impl Recheck {
     /// Ready when everything that had arrived by the first poll with `asked` was read, if somebody reads; or when the
     /// source is gone. If the reading task has used up its budget, it has not read on, and this waits.
     pub(crate) fn poll(&self, context: &mut Context<'_>, asked: &mut Asked) -> Poll<()> {
-        if let Some(shared) = Shared::try_current() {
-            ready!(shared.poll_budget(context));
-        }
+        ready!(budget::poll(context));
         match self.0.upgrade() {
             Some(watched) => watched.poll_rechecked(context, asked),
             None => Poll::Ready(()),

@@ -26,7 +26,12 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use ringloop_reactor::panics;
 
+<<<<<<< HEAD
 pub(crate) use live::{Awaited, Tasks};
+=======
+use crate::budget;
+pub(crate) use live::Tasks;
+>>>>>>> 0f7b3583 (runtime: make every await that does not wait count)
 use state::{Begin, State};
 
 /// What a task belongs to, which decides who waits for it when the runtime is asked to end. A task has the role of the task
@@ -449,7 +454,7 @@ impl<T> Future for JoinHandle<T> {
     type Output = Result<T, JoinError>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        self.task.poll_outcome(context)
+        budget::poll_counted(context, |context| self.task.poll_outcome(context))
     }
 }
 

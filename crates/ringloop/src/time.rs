@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use ringloop_reactor::timers::TimerKey;
 
+use crate::budget;
 use crate::shared::Shared;
 pub use instant::Instant;
 use instant::nanoseconds;
@@ -250,12 +251,14 @@ pub async fn timeout_at<F: Future>(deadline: Instant, future: F) -> Result<F::Ou
     let mut future = std::pin::pin!(future);
     let mut sleep = sleep_until(deadline);
     std::future::poll_fn(move |context| {
-        if let Poll::Ready(output) = future.as_mut().poll(context) {
-            return Poll::Ready(Ok(output));
-        }
-        Pin::new(&mut sleep)
-            .poll(context)
-            .map(|()| Err(Elapsed(())))
+        budget::poll_counted(context, |context| {
+            if let Poll::Ready(output) = future.as_mut().poll(context) {
+                return Poll::Ready(Ok(output));
+            }
+            Pin::new(&mut sleep)
+                .poll(context)
+                .map(|()| Err(Elapsed(())))
+        })
     })
     .await
 }

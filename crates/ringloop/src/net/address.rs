@@ -1,12 +1,13 @@
 //! Names and addresses.
 
-use std::future::{Future, ready};
+use std::future::{Future, poll_fn, ready};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 
 use socket2::SockAddr;
 
 use crate::blocking;
+use crate::budget;
 
 /// Types that can be converted to socket addresses, to bind or connect to. Host names are resolved by the system. A program
 /// may implement it for types of its own.
@@ -121,6 +122,7 @@ pub async fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
         .strip_prefix('[')
         .and_then(|host| host.strip_suffix(']'));
     if let Ok(address) = literal.unwrap_or(host).parse::<IpAddr>() {
+        poll_fn(|context| budget::poll(context)).await;
         return Ok(vec![SocketAddr::new(address, port)]);
     }
     let host = host.to_owned();
@@ -152,6 +154,8 @@ pub(super) async fn use_first<T>(
     addresses: impl ToAddresses,
     mut use_address: impl FnMut(SocketAddr) -> io::Result<T>,
 ) -> io::Result<T> {
+    // Neither an address literal nor what is done with it has to wait.
+    poll_fn(|context| budget::poll(context)).await;
     let mut result = Err(no_address());
     for address in addresses.to_addresses().await? {
         result = use_address(address);

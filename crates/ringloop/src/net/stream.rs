@@ -15,6 +15,7 @@ use ringloop_driver::{Interest, Op, SENT_BY_COPY, SharedFd};
 use socket2::{SockAddr, Socket};
 
 use super::buffer::{ReadBuffer, spare};
+use crate::budget;
 use crate::sealed::{INTERNAL, Internal};
 use crate::source::{Activity, Asked, Lent, Operation, Recheck, Seat, Source, Waiting};
 use crate::sys;
@@ -357,6 +358,7 @@ impl Core {
         buffer: &mut impl ReadBuffer,
     ) -> Poll<io::Result<usize>> {
         if buffer.room() == 0 {
+            ready!(budget::poll(context));
             return Poll::Ready(Ok(0));
         }
         let count = ready!(self.source.poll_read(context, &Seat::alone(), |socket| {

@@ -22,6 +22,7 @@ use super::datagram::{self, Datagrams};
 use super::family::{datagram_socket, socket_traits, stream};
 use super::halves::{OwnedReadHalf, OwnedWriteHalf, split};
 use super::stream::{Core, ShortRead, Stream};
+use crate::budget;
 use crate::source::{Source, reclaiming};
 use crate::sys;
 use crate::time::sleep;
@@ -257,6 +258,8 @@ impl UnixStream {
     /// Panics outside of a runtime.
     pub async fn connect(address: impl ToUnixAddress) -> io::Result<Self> {
         let address = to_kernel(&address.to_unix_address()?)?;
+        // The kernel connects at once if the listener has room.
+        poll_fn(|context| budget::poll(context)).await;
         let socket = socket(Type::STREAM)?;
         let mut wait = BACKLOG_WAIT;
         loop {

@@ -11,6 +11,7 @@ use rustls::pki_types::CertificateDer;
 
 use super::halves::{self, TlsReadHalf, TlsWriteHalf};
 use super::session::{Session, WRITE_BYTES_MAX};
+use crate::budget;
 use crate::net::buffer::{ReadBuffer, spare};
 use crate::net::stream::{HasCore, poll_write_buffer};
 use crate::net::{Stream, TcpStream};
@@ -258,6 +259,15 @@ impl<S: Stream> TlsStream<S> {
         context: &mut Context<'_>,
         buffer: &mut impl ReadBuffer,
     ) -> Poll<io::Result<usize>> {
+        // One record may be enough for many reads, and the end comes again and again.
+        budget::poll_counted(context, |context| self.poll_fill(context, buffer))
+    }
+
+    fn poll_fill(
+        &self,
+        context: &mut Context<'_>,
+        buffer: &mut impl ReadBuffer,
+    ) -> Poll<io::Result<usize>> {
         let room = spare(buffer).len();
         if room == 0 {
             return Poll::Ready(Ok(0));
@@ -287,6 +297,14 @@ impl<S: Stream> TlsStream<S> {
     }
 
     pub(crate) fn poll_read_with<T>(
+        &self,
+        context: &mut Context<'_>,
+        use_bytes: impl FnOnce(&[u8], &Self) -> T,
+    ) -> Poll<io::Result<T>> {
+        budget::poll_counted(context, |context| self.poll_use(context, use_bytes))
+    }
+
+    fn poll_use<T>(
         &self,
         context: &mut Context<'_>,
         use_bytes: impl FnOnce(&[u8], &Self) -> T,
