@@ -1,111 +1,21 @@
 //! Runs blocking calls in a pool of threads.
 //!
-//! Use it for calls that have no asynchronous alternative. Name resolution uses it, too. A thread that has been idle
-//! for ten seconds exits.
+//! Use it for calls that have no asynchronous alternative. Names are looked up in threads of their own, so that calls that
+//! take long delay no connection. A thread that has been idle for ten seconds exits.
 
-use std::collections::VecDeque;
 use std::future::Future;
 use std::io;
 use std::panic::{self, AssertUnwindSafe};
 use std::pin::Pin;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::thread;
-use std::time::Duration;
 
-use ringloop_driver::affinity;
 use ringloop_reactor::panics;
 
 use crate::budget;
-use crate::sys::PerProcess;
-
-const THREADS_MAX: usize = 64;
-const IDLE_MAX: Duration = Duration::from_secs(10);
-
-type Call = Box<dyn FnOnce() + Send>;
-
-struct Pool {
-    state: Mutex<State>,
-    work: Condvar,
-}
-
-struct State {
-    calls: VecDeque<Call>,
-    threads: usize,
-    idle: usize,
-}
-
-static POOL: PerProcess<Pool> = PerProcess::new();
-
-impl Pool {
-    fn new() -> Self {
-        let state = State {
-            calls: VecDeque::new(),
-            threads: 0,
-            idle: 0,
-        };
-        Self {
-            state: Mutex::new(state),
-            work: Condvar::new(),
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn submit(&'static self, call: Call) -> io::Result<()> {
-        let mut state = self.lock();
-        state.calls.push_back(call);
-        if state.idle >= state.calls.len() || state.threads == THREADS_MAX {
-            drop(state);
-            self.work.notify_one();
-            return Ok(());
-        }
-        let started = thread::Builder::new()
-            .name("ringloop-blocking".to_owned())
-            .spawn(|| {
-                affinity::unpin_thread();
-                self.work();
-            });
-        match started {
-            Ok(_) => state.threads += 1,
-            // An existing thread will run the call.
-            Err(_) if state.threads > 0 => {}
-            Err(error) => {
-                let call = state.calls.pop_back();
-                drop(state);
-                drop(call);
-                return Err(error);
-            }
-        }
-        Ok(())
-    }
-
-    fn work(&self) {
-        let mut state = self.lock();
-        loop {
-            if let Some(call) = state.calls.pop_front() {
-                drop(state);
-                // `run` forwards a panic of the call to its caller. If the caller is gone, the result is dropped here.
-                panics::contain(call);
-                state = self.lock();
-                continue;
-            }
-            state.idle += 1;
-            let (woken, waited) = self
-                .work
-                .wait_timeout(state, IDLE_MAX)
-                .unwrap_or_else(PoisonError::into_inner);
-            state = woken;
-            state.idle -= 1;
-            if waited.timed_out() && state.calls.is_empty() {
-                state.threads -= 1;
-                return;
-            }
-        }
-    }
-}
+use crate::shared::Shared;
+use crate::threads::Purpose;
 
 enum Outcome<T> {
     Pending(Option<Waker>),
@@ -143,7 +53,8 @@ impl<T> Drop for Waiting<T> {
 }
 
 /// Runs a closure that may block, and waits for its result without blocking the runtime. The closure runs in a pool of
-/// threads that all runtimes share.
+/// threads that all runtimes share. There are at most 64, or as many as
+/// [`RuntimeConfig::blocking_threads`](crate::RuntimeConfig::blocking_threads) says; further calls wait for one.
 ///
 /// Dropping the future does not stop the call. If the closure panics, the panic continues in the caller.
 ///
@@ -168,14 +79,25 @@ where
     T: Send + 'static,
     F: FnOnce() -> T + Send + 'static,
 {
+    run_for(Purpose::Blocking, call).await
+}
+
+/// Runs a call in a thread for its purpose.
+pub(crate) async fn run_for<T, F>(purpose: Purpose, call: F) -> io::Result<T>
+where
+    T: Send + 'static,
+    F: FnOnce() -> T + Send + 'static,
+{
     let outcome = Arc::new(Mutex::new(Outcome::Pending(None)));
     let shared = Arc::clone(&outcome);
-    POOL.get(Pool::new).submit(Box::new(move || {
+    let limits = Shared::try_current().map(|shared| shared.thread_limits);
+    let call = Box::new(move || {
         let result = panic::catch_unwind(AssertUnwindSafe(call));
         if let Outcome::Pending(Some(waiter)) = replace(&shared, Outcome::Ready(result)) {
             waiter.wake();
         }
-    }))?;
+    });
+    limits.unwrap_or_default().submit(purpose, call)?;
     match Waiting(outcome).await {
         Ok(result) => Ok(result),
         Err(payload) => panic::resume_unwind(payload),

@@ -87,6 +87,7 @@ pub mod signal;
 mod source;
 mod sys;
 mod task;
+mod threads;
 pub mod time;
 #[cfg(feature = "tls")]
 pub mod tls;

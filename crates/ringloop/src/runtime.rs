@@ -18,6 +18,7 @@ use crate::budget;
 use crate::metrics::Metrics;
 use crate::shared::{Entered, Message, Remote, Shared};
 use crate::task::{JoinHandle, Role};
+use crate::threads::{Limits, THREADS_DEFAULT, THREADS_MAX};
 use crate::trace;
 pub use handle::Handle;
 
@@ -83,6 +84,12 @@ pub struct RuntimeConfig {
     pub reactor: ReactorConfig,
     /// The size of the buffer for reads in place, in bytes; at most a gigabyte.
     pub hot_buffer_bytes: usize,
+    /// How many threads there may be for [`blocking::run`](crate::blocking::run): 1 to 4096, 64 by default. The threads are
+    /// shared by all runtimes of the process, and each starts new ones up to its own limit.
+    pub blocking_threads: usize,
+    /// How many threads there may be for looking up names, see [`net::resolve`](crate::net::resolve): 1 to 4096, 64 by
+    /// default. They are shared in the same way, and used for nothing else.
+    pub resolver_threads: usize,
 }
 
 impl Default for RuntimeConfig {
@@ -90,6 +97,8 @@ impl Default for RuntimeConfig {
         Self {
             reactor: ReactorConfig::default(),
             hot_buffer_bytes: 256 * 1024,
+            blocking_threads: THREADS_DEFAULT,
+            resolver_threads: THREADS_DEFAULT,
         }
     }
 }
@@ -105,6 +114,11 @@ impl RuntimeConfig {
 
     /// Checks the sizes that a runtime reserves memory for.
     fn check(&self) -> io::Result<()> {
+        let threads = [
+            ("blocking_threads", self.blocking_threads),
+            ("resolver_threads", self.resolver_threads),
+        ];
+        let no_threads = |(_, count): &&(&str, usize)| !(1..=THREADS_MAX).contains(count);
         let mistake = if !(1..=HOT_BUFFER_BYTES_MAX).contains(&self.hot_buffer_bytes) {
             format!(
                 "hot_buffer_bytes is {}; use a size from 1 to {HOT_BUFFER_BYTES_MAX} bytes",
@@ -115,6 +129,8 @@ impl RuntimeConfig {
                 "slots is {}: at most {SLOTS_MAX} can be set aside",
                 self.reactor.driver.slots
             )
+        } else if let Some((name, count)) = threads.iter().find(no_threads) {
+            format!("{name} is {count}; use 1 to {THREADS_MAX} threads")
         } else {
             return Ok(());
         };
@@ -126,8 +142,8 @@ impl Runtime {
     /// Creates a runtime for the calling thread.
     ///
     /// # Errors
-    /// Returns the errors of [`Reactor::new`], and `InvalidInput` if the size of the hot buffer is 0, or if it or the number
-    /// of slots is too large.
+    /// Returns the errors of [`Reactor::new`], and `InvalidInput` if the size of the hot buffer or a number of threads is 0,
+    /// or if one of these or the number of slots is too large.
     pub fn new(config: &RuntimeConfig) -> io::Result<Self> {
         config.check()?;
         let reactor = Reactor::new(&config.reactor)?;
@@ -170,7 +186,11 @@ impl Runtime {
         let remote = Arc::new(Remote::new(inbox.sender()));
         let slots = config.reactor.driver.slots;
         let reason = reactor.backend_reason().into();
-        let shared = Shared::new(reactor, slots, config.hot_buffer_bytes, remote);
+        let limits = Limits {
+            blocking: config.blocking_threads,
+            resolving: config.resolver_threads,
+        };
+        let shared = Shared::new(reactor, slots, config.hot_buffer_bytes, limits, remote);
         Self {
             shared: Rc::new(shared),
             reason,

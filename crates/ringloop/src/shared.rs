@@ -24,6 +24,7 @@ use crate::budget;
 use crate::metrics::{IoCounters, Metrics};
 use crate::sys;
 use crate::task::{self, JoinHandle, Role, Tasks};
+use crate::threads::Limits;
 use crate::trace;
 pub(crate) use remote::{Message, Orphan, Remote};
 pub(crate) use sources::{Asked, InFlight, Kind, Lent, Sources, Watched};
@@ -81,6 +82,8 @@ pub(crate) struct Shared {
     turns: Cell<u64>,
     tasks_run: Cell<u64>,
     pub(crate) io_counters: IoCounters,
+    /// How many threads its blocking calls may use.
+    pub(crate) thread_limits: Limits,
     is_running: Cell<bool>,
 }
 
@@ -90,6 +93,7 @@ impl Shared {
         reactor: Reactor,
         slots: usize,
         hot_buffer_bytes: usize,
+        thread_limits: Limits,
         remote: Arc<Remote>,
     ) -> Self {
         Self {
@@ -103,6 +107,7 @@ impl Shared {
             turns: Cell::new(0),
             tasks_run: Cell::new(0),
             io_counters: IoCounters::default(),
+            thread_limits,
             is_running: Cell::new(false),
         }
     }

@@ -5,15 +5,16 @@ mod common;
 
 use std::future::Future;
 use std::panic::panic_any;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::task::{Context, Wake, Waker};
 use std::thread;
+use std::time::Duration;
 
-use common::{LONG, in_child, on_both, poll_times};
+use common::{LONG, config, in_child, on_both, poll_times};
 use ringloop::driver::BackendChoice;
 use ringloop::time::timeout;
-use ringloop::{Runtime, blocking, net};
+use ringloop::{Runtime, blocking, net, spawn};
 
 /// More than the maximum number of threads.
 const CALLS: usize = 70;
@@ -64,6 +65,76 @@ fn results_that_panic_when_they_are_dropped_cost_no_threads() {
                 .unwrap()
                 .unwrap();
         });
+    });
+}
+
+#[test]
+fn slow_calls_do_not_keep_names_from_being_looked_up() {
+    let _alone = alone();
+    on_both(|runtime| {
+        let (go, gone) = mpsc::channel::<()>();
+        let gone = Arc::new(Mutex::new(gone));
+        runtime.block_on(async {
+            let calls: Vec<_> = (0..CALLS)
+                .map(|_| {
+                    let gone = Arc::clone(&gone);
+                    spawn(blocking::run(move || {
+                        let gone = gone.lock().unwrap_or_else(PoisonError::into_inner);
+                        gone.recv().unwrap_err();
+                    }))
+                })
+                .collect();
+            let listener = net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let port = listener.local_addr().unwrap().port();
+            let connecting = net::TcpStream::connect(("localhost", port));
+            timeout(LONG, connecting).await.unwrap().unwrap();
+            assert!(!calls.iter().any(|call| call.is_finished()));
+            drop(go);
+            for call in calls {
+                call.await.unwrap().unwrap();
+            }
+        });
+    });
+}
+
+/// Returns the largest number of calls that ran at the same time.
+fn most_at_once(runtime: &mut Runtime, calls: usize) -> usize {
+    let running = Arc::new((AtomicUsize::new(0), AtomicUsize::new(0)));
+    runtime.block_on(async {
+        let calls: Vec<_> = (0..calls)
+            .map(|_| {
+                let running = Arc::clone(&running);
+                spawn(blocking::run(move || {
+                    let (now, most) = &*running;
+                    most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                    thread::sleep(Duration::from_millis(2));
+                    now.fetch_sub(1, Ordering::SeqCst);
+                }))
+            })
+            .collect();
+        for call in calls {
+            call.await.unwrap().unwrap();
+        }
+    });
+    running.1.load(Ordering::SeqCst)
+}
+
+/// In a child process, which has no threads yet.
+#[test]
+fn the_number_of_threads_is_set_by_each_runtime() {
+    let _alone = alone();
+    in_child(|| {
+        let with = |threads| {
+            let mut config = config(BackendChoice::Epoll);
+            config.blocking_threads = threads;
+            Runtime::new(&config).unwrap()
+        };
+        let (mut one, mut three) = (with(1), with(3));
+        let mut hold = most_at_once(&mut one, 10) == 1;
+        // While its first calls wait, the second one starts up to two more.
+        hold &= (1..=3).contains(&most_at_once(&mut three, 100));
+        // It starts none, and uses those that are there.
+        hold && (1..=3).contains(&most_at_once(&mut one, 100))
     });
 }
 

@@ -46,6 +46,8 @@ fn defaults_are_those_of_the_guide() {
     assert!(!driver.sq_poll);
     assert_eq!(config.runtime.reactor.busy_poll, BusyPoll::Adaptive);
     assert_eq!(config.runtime.hot_buffer_bytes, 256 * 1024);
+    assert_eq!(config.runtime.blocking_threads, 64);
+    assert_eq!(config.runtime.resolver_threads, 64);
     assert!(config.pin);
     let connecting = TcpConnectOptions::default();
     assert_eq!(connecting.attempt_delay, Duration::from_millis(250));

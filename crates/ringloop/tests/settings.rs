@@ -78,7 +78,7 @@ fn small_queues_buffers_and_slots_serve_many_connections() {
 #[test]
 fn what_cannot_be_is_refused_with_its_limits() {
     type Mistake = fn(&mut RuntimeConfig);
-    let mistakes: [(Mistake, &str); 5] = [
+    let mistakes: [(Mistake, &str); 8] = [
         (
             |config| config.hot_buffer_bytes = 0,
             "hot_buffer_bytes is 0; use a size from 1",
@@ -98,6 +98,18 @@ fn what_cannot_be_is_refused_with_its_limits() {
         (
             |config| config.reactor.driver.slots = SLOTS_MAX + 1,
             "can be set aside",
+        ),
+        (
+            |config| config.blocking_threads = 0,
+            "blocking_threads is 0; use 1 to 4096 threads",
+        ),
+        (
+            |config| config.blocking_threads = 4097,
+            "blocking_threads is 4097",
+        ),
+        (
+            |config| config.resolver_threads = 0,
+            "resolver_threads is 0",
         ),
     ];
     for backend in BACKENDS {

@@ -8,6 +8,7 @@ use socket2::SockAddr;
 
 use crate::blocking;
 use crate::budget;
+use crate::threads::Purpose;
 
 /// Types that can be converted to socket addresses, to bind or connect to. Host names are resolved by the system. A program
 /// may implement it for types of its own.
@@ -99,7 +100,8 @@ impl<T: ToAddresses + ?Sized> ToAddresses for &T {
     }
 }
 
-/// Resolves a host name with the system's resolver, in a separate thread. An address literal needs no resolver. IPv4
+/// Resolves a host name with the system's resolver, in a thread for this purpose, of which there are at most
+/// [`RuntimeConfig::resolver_threads`](crate::RuntimeConfig::resolver_threads). An address literal needs no resolver. IPv4
 /// and IPv6 addresses alternate, starting with the family that the resolver prefers: the order in which RFC 8305 tries
 /// them.
 ///
@@ -126,7 +128,8 @@ pub async fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
         return Ok(vec![SocketAddr::new(address, port)]);
     }
     let host = host.to_owned();
-    let addresses = blocking::run(move || (host.as_str(), port).to_socket_addrs());
+    let look_up = move || (host.as_str(), port).to_socket_addrs();
+    let addresses = blocking::run_for(Purpose::Resolving, look_up);
     Ok(interleave(addresses.await??.collect()))
 }
 
