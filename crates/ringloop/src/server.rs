@@ -182,6 +182,27 @@ impl<S: Transport> Server<S> {
         self
     }
 
+    /// Sets whether each worker is bound to one CPU, see [`PoolConfig::pin`]. The default is false. A later call of
+    /// [`pool`](Self::pool) sets this, too.
+    ///
+    /// ```
+    /// # use ringloop::server::{Connection, Handler, Server};
+    /// # struct Echo;
+    /// # impl Handler for Echo {
+    /// #     fn data(&mut self, connection: &mut Connection<'_>, bytes: &[u8]) -> std::io::Result<()> {
+    /// #         connection.write(bytes)
+    /// #     }
+    /// # }
+    /// // On a machine of its own.
+    /// let server = Server::bind("127.0.0.1:0").pin(true).start(|| Echo)?;
+    /// # server.shutdown(std::time::Duration::ZERO);
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn pin(mut self, pin: bool) -> Self {
+        self.options.pool.pin = pin;
+        self
+    }
+
     /// Sets how many connections may wait in the kernel, per worker.
     pub fn backlog(mut self, backlog: u32) -> Self {
         self.options.listener.backlog = backlog;

@@ -20,13 +20,22 @@ use std::time::Duration;
 use ringloop::driver::BackendChoice;
 use ringloop::net::{TcpListener, TcpListenerOptions};
 use ringloop::time::sleep;
-use ringloop::{Pool, PoolConfig, channel, spawn};
+use ringloop::{Pool, PoolConfig, Server, channel, spawn};
 
 use common::{LONG, backends, pool_config};
 
 fn on_both(workers: usize, body: impl Fn(Pool)) {
     for backend in backends() {
         body(Pool::new(workers, &pool_config(backend)).unwrap());
+    }
+}
+
+/// Pools whose workers have CPUs of their own.
+fn pinned_on_both(workers: usize, body: impl Fn(Pool)) {
+    for backend in backends() {
+        let mut config = pool_config(backend);
+        config.pin = true;
+        body(Pool::new(workers, &config).unwrap());
     }
 }
 
@@ -54,8 +63,57 @@ fn own_folder() -> String {
 }
 
 #[test]
+fn workers_may_use_the_cpus_of_the_process() {
+    on_both(2, |pool| {
+        for worker in pool.spawn_on_each(|_| async { usable_cpus(&own_folder()) }) {
+            assert_eq!(wait(worker).unwrap(), usable_cpus(""));
+        }
+    });
+}
+
+/// Two servers in one process, for example, with one worker each.
+#[test]
+fn pools_that_are_bound_share_no_cpu_while_another_one_is_free() {
+    if ringloop::pool::default_workers() < 2 {
+        eprintln!("left out: there is only one CPU");
+        return;
+    }
+    // In a process of its own, because other tests bind workers, too.
+    const NAME: &str = "RINGLOOP_TEST_POOL_CPUS";
+    if std::env::var_os(NAME).is_none() {
+        let test = "pools_that_are_bound_share_no_cpu_while_another_one_is_free";
+        let status = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", test])
+            .env(NAME, "1")
+            .status()
+            .unwrap();
+        assert!(status.success());
+        return;
+    }
+    let cpu_of = |pool: &Pool| wait(pool.spawn_on(0, || async { usable_cpus(&own_folder()) }));
+    pinned_on_both(1, |first| {
+        let mut config = pool_config(BackendChoice::Epoll);
+        config.pin = true;
+        let second = Pool::new(1, &config).unwrap();
+        let (one, other) = (cpu_of(&first).unwrap(), cpu_of(&second).unwrap());
+        assert_ne!(one, other);
+        // The next pool gets what is free again.
+        first.shutdown(Duration::ZERO);
+        let third = Pool::new(1, &config).unwrap();
+        assert_eq!(cpu_of(&third).unwrap(), one);
+        let server = Server::bind("127.0.0.1:0")
+            .workers(1)
+            .start_with(|_, _| async { Ok(()) });
+        assert_eq!(cpu_of(server.unwrap().pool()).unwrap(), usable_cpus(""));
+    });
+    let server = Server::bind("127.0.0.1:0").workers(1).pin(true);
+    let running = server.start_with(|_, _| async { Ok(()) }).unwrap();
+    assert_ne!(cpu_of(running.pool()).unwrap(), usable_cpus(""));
+}
+
+#[test]
 fn what_blocks_does_not_share_the_cpu_of_its_worker() {
-    on_both(1, |pool| {
+    pinned_on_both(1, |pool| {
         let (worker, helper) = wait(pool.spawn_on(0, || async {
             let helper = ringloop::blocking::run(|| usable_cpus(&own_folder())).await;
             // Under epoll a thread opens it.
@@ -79,7 +137,7 @@ fn what_blocks_does_not_share_the_cpu_of_its_worker() {
 }
 
 #[test]
-fn each_worker_is_a_thread_with_a_cpu_of_its_own() {
+fn each_worker_is_a_thread_of_its_own() {
     on_both(2, |pool| {
         let threads: HashSet<_> = pool
             .spawn_on_each(|worker| async move {

@@ -130,11 +130,11 @@ fn what_cannot_be_is_refused_with_its_limits() {
 }
 
 #[test]
-fn workers_without_cpus_of_their_own_work_too() {
+fn workers_with_cpus_of_their_own_work_too() {
     for backend in BACKENDS {
         let mut settings = PoolConfig::default();
         settings.runtime = config(backend);
-        settings.pin = false;
+        settings.pin = true;
         let pool = match Pool::new(3, &settings) {
             Ok(pool) => pool,
             Err(error) if backend == BackendChoice::IoUring => {

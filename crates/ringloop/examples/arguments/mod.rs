@@ -18,12 +18,12 @@ pub(crate) struct Listening {
     /// The port to listen on; 0 lets the kernel choose
     #[arg(long, default_value_t = 7000)]
     port: u16,
-    /// How many workers, each a thread on its own CPU; by default one for each usable CPU
+    /// How many workers, each a thread; by default one for each usable CPU
     #[arg(long)]
     workers: Option<usize>,
-    /// Let the kernel move workers between CPUs: better if other programs need the same CPUs
+    /// Bind each worker to a CPU of its own: better on a machine where nothing else runs
     #[arg(long)]
-    no_pin: bool,
+    pin: bool,
     /// The backend: io_uring, epoll or auto
     #[arg(long, env = ringloop::driver::BACKEND_VARIABLE, default_value = "auto")]
     backend: BackendChoice,
@@ -46,7 +46,7 @@ impl Listening {
         // How workers wait comes from the environment; the command line overrides the backend.
         let mut config = PoolConfig::from_env()?;
         config.runtime.reactor.driver.backend = self.backend;
-        config.pin = !self.no_pin;
+        config.pin = self.pin;
         let mut server = Server::bind(address.clone()).pool(config);
         if let Some(workers) = self.workers {
             server = server.workers(workers);
