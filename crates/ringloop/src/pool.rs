@@ -39,7 +39,7 @@ use cpus::Cpu;
 /// pool.shutdown(Duration::ZERO);
 /// # Ok::<(), std::io::Error>(())
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct PoolConfig {
     /// The configuration of each worker's runtime.
@@ -52,15 +52,6 @@ pub struct PoolConfig {
     /// The CPUs are those that the calling thread may use. Each worker gets one to which the fewest others of this process
     /// are bound, so that several pools do not share CPUs while others are free.
     pub pin: bool,
-}
-
-impl Default for PoolConfig {
-    fn default() -> Self {
-        Self {
-            runtime: RuntimeConfig::default(),
-            pin: false,
-        }
-    }
 }
 
 impl PoolConfig {

@@ -33,33 +33,41 @@ mod counters;
 mod drain;
 mod end_signals;
 mod handler;
+mod handover;
 mod idle;
+mod listeners;
 mod running;
+mod service;
 mod wire;
 
 use std::convert::Infallible;
 use std::future::Future;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener as StdListener};
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use async_channel as channel;
 use async_lock::Semaphore;
-use socket2::Socket;
 
 use crate::drain::Listener;
 use crate::net::stream::HasCore;
-use crate::net::{TcpListener, TcpListenerOptions, TcpStream};
+use crate::net::{TcpListenerOptions, TcpStream};
 use crate::pool::{self, Pool, PoolConfig};
 use crate::sealed::INTERNAL;
+use crate::shared::Shared;
 use crate::task::Role;
 #[cfg(feature = "tls")]
 use crate::tls::{TlsAcceptor, TlsStream};
-use accepting::{Accepting, Worker, accept, bind_each};
+use accepting::{Accepting, Worker, accept};
 use conversation::Conversation;
 use counters::WorkerCounters;
+use handover::Restart;
+use listeners::{Place, open};
+use service::Stop;
 use wire::Wire;
 
 pub use client::Client;
@@ -67,7 +75,9 @@ pub use counters::Counters;
 pub use drain::Draining;
 pub use end_signals::{EndSignals, Signal};
 pub use handler::{Connection, Handler};
+pub use listeners::inherited_listeners;
 pub use running::Running;
+pub use service::Service;
 
 /// How long connections may take to end, by default.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
@@ -118,7 +128,7 @@ pub struct Server<S: Transport = TcpStream> {
 /// The options of servers with any type of connection.
 #[derive(Debug, Clone)]
 struct Options {
-    address: String,
+    places: Vec<Place>,
     workers: usize,
     pool: PoolConfig,
     listener: TcpListenerOptions,
@@ -126,6 +136,7 @@ struct Options {
     max_connections: usize,
     idle_timeout: Option<Duration>,
     drain_timeout: Duration,
+    restart_path: Option<PathBuf>,
 }
 
 impl<S: Transport> Clone for Server<S> {
@@ -140,8 +151,40 @@ impl<S: Transport> Clone for Server<S> {
 impl Server {
     /// Creates a server for an address, `host:port`, with one worker per usable CPU.
     pub fn bind(address: impl Into<String>) -> Self {
+        Self::of(vec![Place::Address(address.into())])
+    }
+
+    /// Creates a server for sockets that listen already, such as those of [systemd](inherited_listeners), with one worker per
+    /// usable CPU. The sockets are made non-blocking.
+    ///
+    /// If another process may listen on them, too, connections that wait when this server ends are left to it, unless they
+    /// can be accepted at once.
+    ///
+    /// ```
+    /// # use ringloop::server::{Connection, Handler, Server};
+    /// # struct Echo;
+    /// # impl Handler for Echo {
+    /// #     fn data(&mut self, connection: &mut Connection<'_>, bytes: &[u8]) -> std::io::Result<()> {
+    /// #         connection.write(bytes)
+    /// #     }
+    /// # }
+    /// let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
+    /// let address = listener.local_addr()?;
+    /// let server = Server::from_listeners([listener]).start(|| Echo)?;
+    /// assert_eq!(server.local_addr(), address);
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn from_listeners(listeners: impl IntoIterator<Item = StdListener>) -> Self {
+        let place = |listener| Place::Socket {
+            listener: Arc::new(listener),
+            is_shared: true,
+        };
+        Self::of(listeners.into_iter().map(place).collect())
+    }
+
+    fn of(places: Vec<Place>) -> Self {
         let options = Options {
-            address: address.into(),
+            places,
             workers: pool::default_workers(),
             pool: PoolConfig::default(),
             listener: TcpListenerOptions::default(),
@@ -149,6 +192,7 @@ impl Server {
             max_connections: usize::MAX,
             idle_timeout: None,
             drain_timeout: DRAIN_TIMEOUT,
+            restart_path: None,
         };
         Self {
             options,
@@ -170,6 +214,51 @@ impl Server {
 }
 
 impl<S: Transport> Server<S> {
+    /// Adds an address, `host:port`, to listen on. A server with several addresses has the same settings, and serves in the
+    /// same way, on all of them; use [`start_on`](Self::start_on) for servers that differ.
+    ///
+    /// ```
+    /// # use ringloop::server::{Connection, Handler, Server};
+    /// # struct Echo;
+    /// # impl Handler for Echo {
+    /// #     fn data(&mut self, connection: &mut Connection<'_>, bytes: &[u8]) -> std::io::Result<()> {
+    /// #         connection.write(bytes)
+    /// #     }
+    /// # }
+    /// let server = Server::bind("127.0.0.1:0").and("127.0.0.2:0").start(|| Echo)?;
+    /// assert_eq!(server.local_addrs().len(), 2);
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn and(mut self, address: impl Into<String>) -> Self {
+        self.options.places.push(Place::Address(address.into()));
+        self
+    }
+
+    /// Lets a new process of the program take over without losing a connection, for [`serve`](Self::serve) and
+    /// [`serve_with`](Self::serve_with). The processes meet at a Unix socket at this path, which only they can use.
+    ///
+    /// Start the new process while the old one runs. It gets the old one's listening sockets, with the connections that wait
+    /// there. Once it serves, the old one drains as after a signal, and returns. If the new one fails before that, the old
+    /// one goes on. An address that the old one did not listen on is bound, and one that the new one does not name is
+    /// closed.
+    ///
+    /// ```no_run
+    /// # use ringloop::server::{Connection, Handler, Server};
+    /// # struct Echo;
+    /// # impl Handler for Echo {
+    /// #     fn data(&mut self, connection: &mut Connection<'_>, bytes: &[u8]) -> std::io::Result<()> {
+    /// #         connection.write(bytes)
+    /// #     }
+    /// # }
+    /// # fn main() -> std::io::Result<()> {
+    /// Server::bind("0.0.0.0:7000").restart_path("/run/echo/restart.sock").serve(|| Echo)
+    /// # }
+    /// ```
+    pub fn restart_path(mut self, path: impl Into<PathBuf>) -> Self {
+        self.options.restart_path = Some(path.into());
+        self
+    }
+
     /// Sets the number of workers.
     pub fn workers(mut self, workers: usize) -> Self {
         self.options.workers = workers;
@@ -273,18 +362,90 @@ impl<S: Transport> Server<S> {
         M: Fn() -> H + Clone + Send + 'static,
         H: Handler,
     {
+        let pool = self.new_pool()?;
+        Ok(Running::new(self.start_on(&pool, make_handler)?, pool))
+    }
+
+    /// Starts the server as [`start`](Self::start) does, on the workers of a pool, perhaps beside other servers. The server's
+    /// own settings of workers and of the pool are not used.
+    ///
+    /// # Errors
+    /// See [`start`](Self::start).
+    pub fn start_on<M, H>(self, pool: &Pool, make_handler: M) -> io::Result<Service>
+    where
+        M: Fn() -> H + Clone + Send + 'static,
+        H: Handler,
+    {
+        self.start_each_on(pool, move |_| make_handler.clone())
+    }
+
+    /// Starts the server as [`start_on`](Self::start_on) does, with state for each worker: `make` is called once in each
+    /// worker's thread, with its number, and returns what creates a handler for each connection there. What the handlers of
+    /// a worker share need not be `Send`.
+    ///
+    /// ```
+    /// use ringloop::server::{Connection, Handler, Server};
+    /// use ringloop::{Pool, PoolConfig};
+    /// use std::{cell::Cell, io, rc::Rc};
+    ///
+    /// struct Counting(Rc<Cell<u64>>);
+    ///
+    /// impl Handler for Counting {
+    ///     fn data(&mut self, connection: &mut Connection<'_>, _: &[u8]) -> io::Result<()> {
+    ///         self.0.set(self.0.get() + 1);
+    ///         connection.write(format!("{}\n", self.0.get()).as_bytes())
+    ///     }
+    /// }
+    ///
+    /// let pool = Pool::new(2, &PoolConfig::default())?;
+    /// let server = Server::bind("127.0.0.1:0").start_each_on(&pool, |_worker| {
+    ///     let count = Rc::new(Cell::new(0));
+    ///     move || Counting(Rc::clone(&count))
+    /// })?;
+    /// # drop(server);
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`start`](Self::start).
+    pub fn start_each_on<M, N, H>(self, pool: &Pool, make: M) -> io::Result<Service>
+    where
+        M: Fn(usize) -> N + Clone + Send + 'static,
+        N: Fn() -> H + 'static,
+        H: Handler,
+    {
+        self.start_handlers(pool, Vec::new(), make)
+    }
+
+    fn start_handlers<M, N, H>(
+        self,
+        pool: &Pool,
+        taken: Vec<StdListener>,
+        make: M,
+    ) -> io::Result<Service>
+    where
+        M: Fn(usize) -> N + Clone + Send + 'static,
+        N: Fn() -> H + 'static,
+        H: Handler,
+    {
         let idle_timeout = self.options.idle_timeout;
-        self.start_workers(None, move |worker: Worker| {
-            let make_handler = Rc::new(make_handler.clone());
+        self.start_workers(pool, taken, None, move |worker: Worker| {
+            let make_handler = Rc::new(make(worker.number));
             move |peer| {
                 let make_handler = Rc::clone(&make_handler);
-                let Worker { counters, drain } = worker.clone();
+                let Worker {
+                    counters, drain, ..
+                } = worker.clone();
                 move |wire| {
                     let draining = Listener::new(drain);
                     Conversation::new(make_handler(), wire, peer, idle_timeout, draining, counters)
                 }
             }
         })
+    }
+
+    fn new_pool(&self) -> io::Result<Pool> {
+        Pool::new(self.options.workers, &self.options.pool)
     }
 
     /// Starts the server and blocks until SIGINT (Ctrl-C) or SIGTERM. It then stops accepting, calls
@@ -298,10 +459,22 @@ impl<S: Transport> Server<S> {
         M: Fn() -> H + Clone + Send + 'static,
         H: Handler,
     {
+        self.serve_until_told(|server, pool, taken| {
+            server.start_handlers(pool, taken, move |_| make_handler.clone())
+        })
+    }
+
+    fn serve_until_told(
+        self,
+        start: impl FnOnce(Self, &Pool, Vec<StdListener>) -> io::Result<Service>,
+    ) -> io::Result<()> {
         let signals = EndSignals::listen()?;
         let drain_timeout = self.options.drain_timeout;
-        self.start(make_handler)?.run(signals, drain_timeout);
-        Ok(())
+        let path = self.options.restart_path.clone();
+        let (restart, taken) = path.map(Restart::begin).transpose()?.unzip();
+        let pool = self.new_pool()?;
+        let service = start(self, &pool, taken.unwrap_or_default())?;
+        Running::new(service, pool).run(signals, drain_timeout, restart)
     }
 
     /// Starts a server that serves each connection with an async function or closure. It gets the stream: a
@@ -327,9 +500,52 @@ impl<S: Transport> Server<S> {
         M: Fn(S, Client) -> F + Clone + Send + 'static,
         F: Future<Output = io::Result<()>> + 'static,
     {
+        let pool = self.new_pool()?;
+        Ok(Running::new(self.start_with_on(&pool, serve)?, pool))
+    }
+
+    /// Starts the server as [`start_with`](Self::start_with) does, on the workers of a pool, perhaps beside other servers.
+    /// The server's own settings of workers and of the pool are not used.
+    ///
+    /// # Errors
+    /// See [`start`](Self::start).
+    pub fn start_with_on<M, F>(self, pool: &Pool, serve: M) -> io::Result<Service>
+    where
+        M: Fn(S, Client) -> F + Clone + Send + 'static,
+        F: Future<Output = io::Result<()>> + 'static,
+    {
+        self.start_each_with_on(pool, move |_| serve.clone())
+    }
+
+    /// Starts the server as [`start_with_on`](Self::start_with_on) does, with state for each worker: `make` is called once in
+    /// each worker's thread, with its number, and returns the function that serves each connection there. What it captures
+    /// need not be `Send`.
+    ///
+    /// # Errors
+    /// See [`start`](Self::start).
+    pub fn start_each_with_on<M, N, F>(self, pool: &Pool, make: M) -> io::Result<Service>
+    where
+        M: Fn(usize) -> N + Clone + Send + 'static,
+        N: Fn(S, Client) -> F + 'static,
+        F: Future<Output = io::Result<()>> + 'static,
+    {
+        self.start_functions(pool, Vec::new(), make)
+    }
+
+    fn start_functions<M, N, F>(
+        self,
+        pool: &Pool,
+        taken: Vec<StdListener>,
+        make: M,
+    ) -> io::Result<Service>
+    where
+        M: Fn(usize) -> N + Clone + Send + 'static,
+        N: Fn(S, Client) -> F + 'static,
+        F: Future<Output = io::Result<()>> + 'static,
+    {
         let idle_timeout = self.options.idle_timeout;
-        self.start_workers(idle_timeout, move |worker: Worker| {
-            let serve = Rc::new(serve.clone());
+        self.start_workers(pool, taken, idle_timeout, move |worker: Worker| {
+            let serve = Rc::new(make(worker.number));
             move |address| {
                 let serve = Rc::clone(&serve);
                 let drain = Rc::clone(&worker.drain);
@@ -351,10 +567,9 @@ impl<S: Transport> Server<S> {
         M: Fn(S, Client) -> F + Clone + Send + 'static,
         F: Future<Output = io::Result<()>> + 'static,
     {
-        let signals = EndSignals::listen()?;
-        let drain_timeout = self.options.drain_timeout;
-        self.start_with(serve)?.run(signals, drain_timeout);
-        Ok(())
+        self.serve_until_told(|server, pool, taken| {
+            server.start_functions(pool, taken, move |_| serve.clone())
+        })
     }
 
     /// Starts the workers. Each calls `make` once. The result is called with the address of each connection, and what
@@ -363,9 +578,11 @@ impl<S: Transport> Server<S> {
     /// `idle_timeout` is for futures that do not track idleness themselves.
     fn start_workers<M, G, N, F>(
         self,
+        pool: &Pool,
+        taken: Vec<StdListener>,
         idle_timeout: Option<Duration>,
         make: M,
-    ) -> io::Result<Running>
+    ) -> io::Result<Service>
     where
         M: Fn(Worker) -> G + Clone + Send + 'static,
         G: Fn(SocketAddr) -> N + 'static,
@@ -384,17 +601,30 @@ impl<S: Transport> Server<S> {
                 "idle_timeout is 0; use a longer time, or do not set it for no limit",
             ));
         }
-        let listeners = bind_each(
-            &self.options.address,
-            self.options.workers,
-            &self.options.listener,
-        )?;
-        let address = listeners[0].local_addr()?;
-        let pool = Pool::new(self.options.workers, &self.options.pool)?;
+        if self.options.places.is_empty() {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "there is nothing to listen on; pass an address or a listening socket",
+            ));
+        }
+        let workers = pool.workers();
+        let listeners = open(&self.options.places, workers, &self.options.listener, taken)?;
+        let mut addresses = Vec::new();
+        let mut sockets = Vec::new();
+        for listening in listeners.iter().flatten() {
+            let address = listening.socket.local_addr()?;
+            if !addresses.contains(&address) {
+                addresses.push(address);
+            }
+            if self.options.restart_path.is_some() {
+                sockets.push(listening.socket.try_clone()?);
+            }
+        }
         let permits = Arc::new(Semaphore::new(self.options.max_connections));
+        let has_successor = Arc::new(AtomicBool::new(false));
         let (stop, stopped) = channel::bounded::<Infallible>(1);
-        let mut counters = Vec::with_capacity(self.options.workers);
-        for (worker, listener) in listeners.into_iter().enumerate() {
+        let mut counters = Vec::with_capacity(workers);
+        for (number, listeners) in listeners.into_iter().enumerate() {
             let own_counters = Arc::new(WorkerCounters::default());
             counters.push(Arc::clone(&own_counters));
             let accepting = Accepting {
@@ -402,20 +632,32 @@ impl<S: Transport> Server<S> {
                 settings: self.settings.clone(),
                 nodelay: self.options.nodelay,
                 idle_timeout,
+                has_successor: Arc::clone(&has_successor),
             };
             let (make, stopped) = (make.clone(), stopped.clone());
-            let handle = pool.handle(worker);
-            drop(handle.spawn_as(Role::Connection, move || async move {
+            let begin = move || async move {
                 let worker = Worker {
+                    number,
                     counters: own_counters,
                     drain: Rc::default(),
                 };
-                // It is non-blocking, because it was created for this.
-                let listener = TcpListener::from_socket(Socket::from(listener));
-                let begin = make(worker.clone());
-                accept(listener, accepting, begin, worker, stopped).await;
-            }));
+                let begin = Rc::new(make(worker.clone()));
+                let accepting = Rc::new(accepting);
+                for listening in listeners {
+                    let (accepting, begin) = (Rc::clone(&accepting), Rc::clone(&begin));
+                    let accepting =
+                        accept(listening, accepting, begin, worker.clone(), stopped.clone());
+                    drop(Shared::current().spawn_as(Role::Connection, accepting));
+                }
+            };
+            drop(pool.handle(number).spawn_as(Role::Connection, begin));
         }
-        Ok(Running::new(pool, address, stop, counters))
+        Ok(Service {
+            addresses,
+            stop: Stop::new(stop),
+            counters,
+            sockets,
+            has_successor,
+        })
     }
 }

@@ -19,8 +19,8 @@ use std::task::Waker;
 use ringloop_driver::{Driver, Op, Token};
 use ringloop_reactor::{Reactor, clock, panics, timers::Timers};
 
-use crate::drain::Drain;
 use crate::budget;
+use crate::drain::Drain;
 use crate::metrics::{IoCounters, Metrics};
 use crate::sys;
 use crate::task::{self, JoinHandle, Role, Tasks};

@@ -2,6 +2,8 @@
 
 #![allow(unsafe_code)]
 
+mod descriptors;
+
 use std::io;
 use std::mem::{self, MaybeUninit};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -9,6 +11,8 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use socket2::{SockAddr, Socket};
+
+pub(crate) use descriptors::{inherited_descriptors, receive_descriptors, send_descriptors, user};
 
 /// The process, user and group at the other end of a Unix socket, see `SO_PEERCRED` in `unix(7)`.
 pub(crate) fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<(i32, u32, u32)> {

@@ -26,8 +26,8 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use ringloop_reactor::panics;
 
-pub(crate) use live::{Awaited, Tasks};
 use crate::budget;
+pub(crate) use live::{Awaited, Tasks};
 use state::{Begin, State};
 
 /// What a task belongs to, which decides who waits for it when the runtime is asked to end. A task has the role of the task

@@ -3,22 +3,25 @@
 use std::convert::Infallible;
 use std::future::Future;
 use std::io;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
 use async_channel::Receiver;
 use async_lock::{Semaphore, SemaphoreGuardArc};
+use socket2::Socket;
 
 use super::Transport;
 use super::conversation::{Ending, Handshake, Served};
 use super::counters::{WorkerCounters, count};
+use super::listeners::Listening;
 use super::wire::Wire;
-use crate::drain::Drain;
-use crate::net::{TcpListener, TcpListenerOptions, TcpStream};
+use crate::drain::{Drain, Listener};
+use crate::net::{TcpListener, TcpStream};
 use crate::runtime::yield_now;
 use crate::sealed::INTERNAL;
 use crate::shared::Shared;
@@ -30,9 +33,14 @@ use crate::trace;
 /// most.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
 
+/// How many connections a server that ends accepts at most from a socket, twice. The kernel's queue is usually limited to 4096
+/// (`net.core.somaxconn`).
+const QUEUED_MAX: u32 = 1 << 16;
+
 /// The state that the connections of one worker share.
 #[derive(Clone)]
 pub(super) struct Worker {
+    pub(super) number: usize,
     pub(super) counters: Arc<WorkerCounters>,
     pub(super) drain: Rc<Drain>,
 }
@@ -43,38 +51,29 @@ pub(super) struct Accepting<T> {
     pub(super) settings: T,
     pub(super) nodelay: bool,
     pub(super) idle_timeout: Option<Duration>,
+    /// Whether another process accepts from the same sockets from now on.
+    pub(super) has_successor: Arc<AtomicBool>,
 }
 
-/// Runs a future until a channel is closed, and then drops it. `None` if that was first.
-async fn until_closed<F: Future>(channel: &Receiver<Infallible>, future: F) -> Option<F::Output> {
-    let mut future = pin!(future);
-    let mut closed = pin!(channel.recv());
-    std::future::poll_fn(|context| {
-        if closed.as_mut().poll(context).is_ready() {
-            return Poll::Ready(None);
-        }
-        future.as_mut().poll(context).map(Some)
-    })
-    .await
+/// Tells an accepting task that its server, or the whole pool, is to end.
+struct Stopped<'a> {
+    server: &'a Receiver<Infallible>,
+    pool: Listener,
 }
 
-/// Binds a listener for each worker, all to one address.
-pub(super) fn bind_each(
-    address: &str,
-    workers: usize,
-    options: &TcpListenerOptions,
-) -> io::Result<Vec<std::net::TcpListener>> {
-    let mut last_error = io::Error::new(
-        io::ErrorKind::NotFound,
-        format!("no address found for {address:?}"),
-    );
-    for address in address.to_socket_addrs()? {
-        match TcpListener::bind_several(address, workers, options) {
-            Ok(listeners) => return Ok(listeners),
-            Err(error) => last_error = error,
-        }
+impl Stopped<'_> {
+    /// Runs a future until then, and drops it. `None` if that was first.
+    async fn or<F: Future>(&mut self, future: F) -> Option<F::Output> {
+        let mut future = pin!(future);
+        let mut closed = pin!(self.server.recv());
+        std::future::poll_fn(|context| {
+            if closed.as_mut().poll(context).is_ready() || self.pool.poll(context).is_ready() {
+                return Poll::Ready(None);
+            }
+            future.as_mut().poll(context).map(Some)
+        })
+        .await
     }
-    Err(last_error)
 }
 
 /// Accepts connections until `stopped` is closed. Then asks the connections to end, and serves those that the kernel has
@@ -83,9 +82,9 @@ pub(super) fn bind_each(
 /// A connection waits for a permit after it was accepted, because a worker that waits for a connection with a permit would
 /// keep others from serving theirs.
 pub(super) async fn accept<S, G, N, F>(
-    listener: TcpListener,
-    accepting: Accepting<S::Settings>,
-    begin: G,
+    listening: Listening,
+    accepting: Rc<Accepting<S::Settings>>,
+    begin: Rc<G>,
     worker: Worker,
     stopped: Receiver<Infallible>,
 ) where
@@ -94,35 +93,48 @@ pub(super) async fn accept<S, G, N, F>(
     N: FnOnce(S) -> F + 'static,
     F: Future<Output = io::Result<()>> + 'static,
 {
+    let is_shared = listening.is_shared;
+    let listener = TcpListener::from_socket(Socket::from(listening.socket));
+    let mut stopped = Stopped {
+        server: &stopped,
+        pool: Listener::new(Rc::clone(&Shared::current().stopping)),
+    };
     let permits = &accepting.permits;
-    let serve = |accepted, permit| accepting.serve(accepted, permit, &begin, &worker);
+    let serve = |accepted, permit| accepting.serve(accepted, permit, &*begin, &worker);
     let mut back_off = BackOff::new(&worker.counters);
     let held_back = loop {
-        let Some(accepted) = until_closed(&stopped, listener.accept()).await else {
+        let Some(accepted) = stopped.or(listener.accept()).await else {
             break None;
         };
         match accepted {
             Ok(accepted) => {
                 back_off.reset();
-                match until_closed(&stopped, permits.acquire_arc()).await {
+                match stopped.or(permits.acquire_arc()).await {
                     Some(permit) => serve(accepted, permit),
                     None => break Some(accepted),
                 }
             }
             Err(error) => {
-                until_closed(&stopped, back_off.wait(&error)).await;
+                stopped.or(back_off.wait(&error)).await;
             }
         }
     };
     // In this order: the connections that end make room for those that wait.
     worker.drain.begin();
-    listener.refuse_more();
+    let has_successor = accepting.has_successor.load(Ordering::Acquire);
+    if !is_shared && !has_successor {
+        listener.refuse_more();
+    }
     if let Some(accepted) = held_back {
         serve(accepted, permits.acquire_arc().await);
     }
+    if has_successor {
+        return;
+    }
     // Twice, with a turn in between: handshakes of TCP may have been in progress.
     for _ in 0..2 {
-        loop {
+        // If others listen on the socket, too, new connections may never end.
+        for _ in 0..QUEUED_MAX {
             match listener.try_accept() {
                 Ok(None) => break,
                 Ok(Some(accepted)) => {

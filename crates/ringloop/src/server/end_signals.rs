@@ -111,6 +111,11 @@ impl EndSignals {
         Ok(Self { signals })
     }
 
+    /// Ends the wait from another thread.
+    pub(super) fn closer(&self) -> signal_hook::iterator::Handle {
+        self.signals.handle()
+    }
+
     /// Blocks until the first of these signals, which may have arrived already.
     pub fn wait(mut self) -> Signal {
         Signal(self.signals.forever().next().unwrap_or(SIGTERM))

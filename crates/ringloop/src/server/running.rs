@@ -1,17 +1,13 @@
 //! A server that runs.
 
-use std::convert::Infallible;
 use std::io;
-use std::mem;
 use std::net::SocketAddr;
-use std::process;
-use std::sync::Arc;
 use std::time::Duration;
 
-use async_channel::Sender;
-
-use super::counters::{Counters, WorkerCounters};
+use super::counters::Counters;
 use super::end_signals::{EndSignals, Signal};
+use super::handover::Restart;
+use super::service::Service;
 use crate::pool::Pool;
 use crate::task::Awaited;
 
@@ -37,50 +33,23 @@ use crate::task::Awaited;
 #[derive(Debug)]
 #[must_use = "a server ends when this is dropped"]
 pub struct Running {
+    service: Service,
     pool: Pool,
-    address: SocketAddr,
-    stop: Stop,
-    counters: Vec<Arc<WorkerCounters>>,
-}
-
-/// Stops accepting when it is dropped, unless that happens in a child after fork(2): the workers are the parent's, and a
-/// thread that is gone there may hold the channel's locks.
-#[derive(Debug)]
-struct Stop {
-    /// Of the channel that closes then.
-    sender: Option<Sender<Infallible>>,
-    process: u32,
-}
-
-impl Drop for Stop {
-    fn drop(&mut self) {
-        if self.process != process::id() {
-            mem::forget(self.sender.take());
-        }
-    }
 }
 
 impl Running {
-    pub(super) fn new(
-        pool: Pool,
-        address: SocketAddr,
-        stop: Sender<Infallible>,
-        counters: Vec<Arc<WorkerCounters>>,
-    ) -> Self {
-        Self {
-            pool,
-            address,
-            stop: Stop {
-                sender: Some(stop),
-                process: process::id(),
-            },
-            counters,
-        }
+    pub(super) fn new(service: Service, pool: Pool) -> Self {
+        Self { service, pool }
     }
 
-    /// The address that the server listens on.
+    /// The address that the server listens on; the first one, if there are several.
     pub fn local_addr(&self) -> SocketAddr {
-        self.address
+        self.service.local_addr()
+    }
+
+    /// The addresses that the server listens on.
+    pub fn local_addrs(&self) -> &[SocketAddr] {
+        self.service.local_addrs()
     }
 
     /// The workers. Programs may spawn their own tasks on them.
@@ -90,7 +59,7 @@ impl Running {
 
     /// Returns the counts of what the server has done so far.
     pub fn counters(&self) -> Counters {
-        Counters::sum(&self.counters)
+        self.service.counters()
     }
 
     /// Blocks until a signal asks the process to end, see [`EndSignals`]. It listens from this call on.
@@ -115,13 +84,26 @@ impl Running {
     ///
     /// This blocks, as [`Pool::shutdown`] does, and does nothing in a child after fork(2).
     pub fn shutdown(self, patience: Duration) {
-        drop(self.stop);
+        self.service.stop();
         self.pool.shut_down(patience, Awaited::Connections);
     }
 
-    /// Runs until a signal asks the process to end.
-    pub(super) fn run(self, signals: EndSignals, patience: Duration) {
+    /// Runs until a signal asks the process to end, or another process has taken over.
+    pub(super) fn run(
+        mut self,
+        signals: EndSignals,
+        patience: Duration,
+        restart: Option<Restart>,
+    ) -> io::Result<()> {
+        let closer = signals.closer();
+        let offer = restart
+            .map(|restart| restart.offer(&mut self.service, move || closer.close()))
+            .transpose()?;
         signals.wait();
+        if let Some(offer) = offer {
+            offer.stop();
+        }
         self.shutdown(patience);
+        Ok(())
     }
 }

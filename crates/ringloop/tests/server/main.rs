@@ -10,6 +10,7 @@ mod exchanging;
 mod handshakes;
 mod idling;
 mod limits;
+mod listening;
 mod panics;
 mod queued;
 mod shutdown;

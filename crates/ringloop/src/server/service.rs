@@ -1,0 +1,102 @@
+//! A server on the workers of a pool.
+
+use std::convert::Infallible;
+use std::mem;
+use std::net::{SocketAddr, TcpListener as StdListener};
+use std::process;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use async_channel::Sender;
+
+use super::counters::{Counters, WorkerCounters};
+
+/// A server that runs on a [`Pool`](crate::Pool) of the program's, perhaps beside others. Created by
+/// [`Server::start_on`](super::Server::start_on).
+///
+/// When it is dropped, it stops listening and asks its connections to end, which may go on meanwhile. Shutting down the pool
+/// does the same, and waits for them.
+///
+/// ```
+/// use ringloop::server::Server;
+/// use ringloop::{Pool, PoolConfig};
+/// use std::time::Duration;
+///
+/// # use ringloop::server::{Connection, Handler};
+/// # struct Echo;
+/// # impl Handler for Echo {
+/// #     fn data(&mut self, connection: &mut Connection<'_>, bytes: &[u8]) -> std::io::Result<()> {
+/// #         connection.write(bytes)
+/// #     }
+/// # }
+/// let pool = Pool::new(2, &PoolConfig::default())?;
+/// let echo = Server::bind("127.0.0.1:0").start_on(&pool, || Echo)?;
+/// let greeter = Server::bind("127.0.0.1:0")
+///     .start_with_on(&pool, |mut stream, _| async move { stream.write_all(&b"hi"[..]).await.0 })?;
+/// assert_ne!(echo.local_addr(), greeter.local_addr());
+/// // For this one only:
+/// echo.stop();
+/// pool.shutdown(Duration::from_secs(5));
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Debug)]
+#[must_use = "a server ends when this is dropped"]
+pub struct Service {
+    pub(super) addresses: Vec<SocketAddr>,
+    #[expect(dead_code, reason = "its drop ends the server")]
+    pub(super) stop: Stop,
+    pub(super) counters: Vec<Arc<WorkerCounters>>,
+    /// The sockets that it listens on, if they may be handed over.
+    pub(super) sockets: Vec<StdListener>,
+    /// Whether another process may accept from them.
+    pub(super) has_successor: Arc<AtomicBool>,
+}
+
+/// Stops accepting when it is dropped, unless that happens in a child after fork(2): the workers are the parent's, and a
+/// thread that is gone there may hold the channel's locks.
+#[derive(Debug)]
+pub(super) struct Stop {
+    /// Of the channel that closes then.
+    sender: Option<Sender<Infallible>>,
+    process: u32,
+}
+
+impl Stop {
+    pub(super) fn new(sender: Sender<Infallible>) -> Self {
+        Self {
+            sender: Some(sender),
+            process: process::id(),
+        }
+    }
+}
+
+impl Drop for Stop {
+    fn drop(&mut self) {
+        if self.process != process::id() {
+            mem::forget(self.sender.take());
+        }
+    }
+}
+
+impl Service {
+    /// The address that the server listens on; the first one, if there are several.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.addresses[0]
+    }
+
+    /// The addresses that the server listens on.
+    pub fn local_addrs(&self) -> &[SocketAddr] {
+        &self.addresses
+    }
+
+    /// Returns the counts of what the server has done so far.
+    pub fn counters(&self) -> Counters {
+        Counters::sum(&self.counters)
+    }
+
+    /// Stops listening, and asks the connections to end. Those that the kernel has accepted by then are served first. This
+    /// does not wait for any of it.
+    pub fn stop(self) {
+        drop(self);
+    }
+}
