@@ -31,6 +31,7 @@
 //! | [`pool`] | [`Pool`]: a worker per core, to which tasks can be sent |
 //! | [`server`] | [`Server`]: TCP and TLS servers with a handler or function per connection, limits and graceful shutdown |
 //! | [`net`], [`fs`], [`time`], [`signal`] | sockets, files, timers and signals |
+//! | [`AsyncFd`] | waiting for descriptors that the crate has no type for |
 //! | [`channel`] | channels between tasks of any workers |
 //! | [`blocking`] | blocking calls, in a pool of threads |
 //!
@@ -67,6 +68,7 @@
 
 #[cfg(any(feature = "futures-io", feature = "hyper", feature = "tokio"))]
 mod adapters;
+mod async_fd;
 pub mod blocking;
 mod budget;
 pub mod channel;
@@ -93,6 +95,7 @@ pub mod time;
 pub mod tls;
 mod trace;
 
+pub use async_fd::{AsyncFd, NotReady, ReadyGuard};
 pub use bytes;
 pub use drain::{Stopping, stopping};
 pub use metrics::Metrics;

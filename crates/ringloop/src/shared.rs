@@ -28,7 +28,7 @@ use crate::threads::Limits;
 use crate::trace;
 pub(crate) use remote::{Message, Orphan, Remote};
 pub(crate) use sources::{Asked, InFlight, Kind, Lent, Sources, Watched};
-pub(crate) use waiters::{Seat, Waiting};
+pub(crate) use waiters::{Seat, Waiters, Waiting};
 
 thread_local! {
     static CURRENT: RefCell<Option<Rc<Shared>>> = const { RefCell::new(None) };

@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 mod operation;
+mod readiness;
 
 use std::borrow::Borrow;
 use std::cell::Cell;
@@ -22,6 +23,7 @@ pub(crate) use crate::shared::{Asked, Lent, Seat, Waiting, are_any_retired, recl
 use crate::shared::{Kind, Shared, Watched, elsewhere};
 use crate::sys;
 pub(crate) use operation::Operation;
+pub(crate) use readiness::{Direction, Reports};
 
 /// The size of the buffer for a read in place while the thread's own buffer is lent.
 const NESTED_BUFFER_BYTES: usize = 16 * 1024;
@@ -412,7 +414,7 @@ pub(crate) struct Recheck(Weak<Watched>);
 
 impl Recheck {
     /// Counts the reads that have brought something; `None` if the source is gone.
-    pub(crate) fn reads(&self) -> Option<u32> {
+    pub(crate) fn reads(&self) -> Option<u16> {
         self.0.upgrade().map(|watched| watched.reads.get())
     }
 

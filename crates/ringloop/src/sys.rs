@@ -56,6 +56,19 @@ pub(crate) fn is_writable_now(descriptor: BorrowedFd<'_>) -> io::Result<bool> {
 /// Calls the kernel directly, as [`send`] does. The C library's wrappers are cancellation points, which cost two atomic
 /// exchanges each in a process with several threads.
 pub(crate) fn receive(socket: BorrowedFd<'_>, room: &mut [MaybeUninit<u8>]) -> io::Result<usize> {
+    receive_with(socket, room, 0)
+}
+
+/// Receives as [`receive`] does, and leaves the bytes there to be received again (`MSG_PEEK`).
+pub(crate) fn peek(socket: BorrowedFd<'_>, room: &mut [MaybeUninit<u8>]) -> io::Result<usize> {
+    receive_with(socket, room, libc::MSG_PEEK)
+}
+
+fn receive_with(
+    socket: BorrowedFd<'_>,
+    room: &mut [MaybeUninit<u8>],
+    flags: i32,
+) -> io::Result<usize> {
     // SAFETY: `room` is valid for writes of its length, and outlives the call. No address is asked for.
     let count = unsafe {
         libc::syscall(
@@ -63,7 +76,7 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, room: &mut [MaybeUninit<u8>]) -> i
             socket.as_raw_fd(),
             room.as_mut_ptr(),
             room.len(),
-            0,
+            flags,
             ptr::null_mut::<libc::sockaddr>(),
             ptr::null_mut::<libc::socklen_t>(),
         )

@@ -12,7 +12,7 @@ use ringloop_driver::Interest;
 use socket2::{SockAddr, Socket};
 
 use super::buffer::{ReadBuffer, spare};
-use crate::source::{Seat, Source, Waiting};
+use crate::source::{Direction, Seat, Source, Waiting};
 
 /// The maximum number of pieces that one datagram is assembled from.
 const PIECES_MAX: usize = 64;
@@ -43,6 +43,27 @@ impl Datagrams {
     /// Sends or receives without waiting.
     pub(crate) fn call<T>(&self, call: impl FnMut(&Socket) -> io::Result<T>) -> io::Result<T> {
         self.source.call(call)
+    }
+
+    /// See [`Source::try_call`].
+    pub(crate) fn try_call<T>(
+        &self,
+        direction: Direction,
+        call: impl FnMut(&Socket) -> io::Result<T>,
+    ) -> io::Result<T> {
+        self.source.try_call(direction, call)
+    }
+
+    pub(crate) async fn ready(&self, direction: Direction) -> io::Result<()> {
+        self.source.ready(direction).await.map(drop)
+    }
+
+    /// See [`Source::peek`].
+    pub(crate) async fn peek<T>(
+        &self,
+        peek: impl FnMut(&Socket) -> io::Result<T>,
+    ) -> io::Result<T> {
+        self.source.peek(peek).await
     }
 
     pub(crate) async fn recv<B: ReadBuffer>(&self, mut buffer: B) -> (io::Result<usize>, B) {
@@ -141,6 +162,16 @@ pub(crate) fn receive_from(
     // SAFETY: the bytes are only written to: a socket reads nothing from them.
     let room = unsafe { spare(buffer).as_uninit_slice_mut() };
     let (count, address) = socket.recv_from(room)?;
+    // SAFETY: recvfrom(2) has filled that many bytes of the piece.
+    unsafe { buffer.advance_mut(count) };
+    Ok((count, address))
+}
+
+/// Receives a datagram now, and who sent it, and leaves it there to be received again.
+pub(crate) fn peek(socket: &Socket, buffer: &mut impl ReadBuffer) -> io::Result<(usize, SockAddr)> {
+    // SAFETY: the bytes are only written to: a socket reads nothing from them.
+    let room = unsafe { spare(buffer).as_uninit_slice_mut() };
+    let (count, address) = socket.recv_from_with_flags(room, libc::MSG_PEEK)?;
     // SAFETY: recvfrom(2) has filled that many bytes of the piece.
     unsafe { buffer.advance_mut(count) };
     Ok((count, address))

@@ -83,6 +83,8 @@ macro_rules! stream {
         $(#[$write:meta])* write;
         $(#[$write_all:meta])* write_all;
         $(#[$try_write:meta])* try_write;
+        $(#[$readable:meta])* readable;
+        $(#[$peek:meta])* peek;
         $(#[$shutdown:meta])* shutdown;
         $(#[$into_split:meta])* into_split;
     ) => {
@@ -143,6 +145,37 @@ macro_rules! stream {
                 self.core.try_write(bytes)
             }
 
+            /// Reads what has arrived, without waiting, and appends it to the buffer, as far as that has room. A count of 0
+            /// means that the stream has ended, or that the buffer had no room.
+            ///
+            /// # Errors
+            /// Returns `WouldBlock` if nothing has arrived.
+            pub fn try_read(&self, buffer: &mut impl ReadBuffer) -> io::Result<usize> {
+                self.core.try_read(buffer)
+            }
+
+            /// Waits until there is something to read, or the stream has ended, or an error is pending. Nothing is read:
+            /// call [`try_read`](Self::try_read) next. That may still fail with `WouldBlock`; then wait again.
+            ///
+            /// Any number of tasks may wait at once. An idle connection that waits like this needs no buffer.
+            $(#[$readable])*
+            pub async fn readable(&self) -> io::Result<()> {
+                self.core.ready(Direction::Read).await
+            }
+
+            /// Waits until there is room to write, or an error is pending. Call [`try_write`](Self::try_write) next. That
+            /// may still fail with `WouldBlock`; then wait again. Any number of tasks may wait at once.
+            pub async fn writable(&self) -> io::Result<()> {
+                self.core.ready(Direction::Write).await
+            }
+
+            /// Waits for data as [`read`](Self::read) does, and appends it to the buffer, but leaves it there to be read
+            /// (`MSG_PEEK`). It returns what is there, even if that is less than before: it does not wait for more.
+            $(#[$peek])*
+            pub async fn peek<B: ReadBuffer>(&self, buffer: B) -> (io::Result<usize>, B) {
+                self.core.peek(buffer).await
+            }
+
             /// Shuts down one or both directions. What was written before still arrives.
             $(#[$shutdown])*
             pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
@@ -184,6 +217,8 @@ macro_rules! datagram_socket {
         $(#[$send:meta])* send;
         $(#[$recv:meta])* recv;
         $(#[$try_recv_from:meta])* try_recv_from;
+        $(#[$readable:meta])* readable;
+        $(#[$peek_from:meta])* peek_from;
     ) => {
         impl $socket {
             fn from_socket(socket: Socket) -> io::Result<Self> {
@@ -232,7 +267,7 @@ macro_rules! datagram_socket {
             /// Returns `WouldBlock` if there is no room.
             pub fn try_send(&self, bytes: &[u8]) -> io::Result<usize> {
                 self.datagrams
-                    .call(|socket| datagram::send(socket, bytes, None))
+                    .try_call(Direction::Write, |socket| datagram::send(socket, bytes, None))
             }
 
             /// Receives a datagram that has already arrived.
@@ -241,7 +276,7 @@ macro_rules! datagram_socket {
             /// Returns `WouldBlock` if there is none.
             pub fn try_recv(&self, buffer: &mut impl ReadBuffer) -> io::Result<usize> {
                 self.datagrams
-                    .call(|socket| datagram::receive(socket, buffer))
+                    .try_call(Direction::Read, |socket| datagram::receive(socket, buffer))
             }
 
             /// Receives a datagram that has already arrived, and the address of its sender.
@@ -255,8 +290,46 @@ macro_rules! datagram_socket {
             ) -> io::Result<(usize, $address)> {
                 let (count, address) = self
                     .datagrams
-                    .call(|socket| datagram::receive_from(socket, buffer))?;
+                    .try_call(Direction::Read, |socket| datagram::receive_from(socket, buffer))?;
                 Ok((count, $from_kernel(&address)?))
+            }
+
+            /// Waits until a datagram has arrived, or an error is pending. Call [`try_recv`](Self::try_recv) or
+            /// [`try_recv_from`](Self::try_recv_from) next. That may still fail with `WouldBlock`; then wait again.
+            $(#[$readable])*
+            pub async fn readable(&self) -> io::Result<()> {
+                self.datagrams.ready(Direction::Read).await
+            }
+
+            /// Waits until there is room to send, or an error is pending. Call [`try_send`](Self::try_send) next. That may
+            /// still fail with `WouldBlock`; then wait again.
+            pub async fn writable(&self) -> io::Result<()> {
+                self.datagrams.ready(Direction::Write).await
+            }
+
+            /// Receives a datagram as [`recv`](Self::recv) does, but leaves it there: the next call receives it again
+            /// (`MSG_PEEK`).
+            pub async fn peek<B: ReadBuffer>(&self, mut buffer: B) -> (io::Result<usize>, B) {
+                let peeked = self
+                    .datagrams
+                    .peek(|socket| datagram::peek(socket, &mut buffer).map(|(count, _)| count));
+                (peeked.await, buffer)
+            }
+
+            /// Receives a datagram as [`recv_from`](Self::recv_from) does, but leaves it there: the next call receives it
+            /// again (`MSG_PEEK`).
+            $(#[$peek_from])*
+            pub async fn peek_from<B: ReadBuffer>(
+                &self,
+                mut buffer: B,
+            ) -> (io::Result<(usize, $address)>, B) {
+                let peeked = self
+                    .datagrams
+                    .peek(|socket| datagram::peek(socket, &mut buffer))
+                    .await;
+                let result =
+                    peeked.and_then(|(count, address)| Ok((count, $from_kernel(&address)?)));
+                (result, buffer)
             }
 
             /// The address that the socket is bound to.

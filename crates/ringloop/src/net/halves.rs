@@ -9,6 +9,7 @@ use bytes::{Buf, Bytes};
 
 use super::buffer::ReadBuffer;
 use super::stream::{Core, HasCore, Stream};
+use crate::source::Direction;
 
 /// The reading half of a connection; created by `into_split`.
 ///
@@ -71,6 +72,21 @@ impl<S: Stream> OwnedReadHalf<S> {
         self.stream.core().read(buffer).await
     }
 
+    /// Reads without waiting, see [`TcpStream::try_read`](crate::net::TcpStream::try_read).
+    pub fn try_read(&self, buffer: &mut impl ReadBuffer) -> io::Result<usize> {
+        self.stream.core().try_read(buffer)
+    }
+
+    /// Waits until there is something to read, see [`TcpStream::readable`](crate::net::TcpStream::readable).
+    pub async fn readable(&self) -> io::Result<()> {
+        self.stream.core().ready(Direction::Read).await
+    }
+
+    /// Reads and leaves the bytes there, see [`TcpStream::peek`](crate::net::TcpStream::peek).
+    pub async fn peek<B: ReadBuffer>(&self, buffer: B) -> (io::Result<usize>, B) {
+        self.stream.core().peek(buffer).await
+    }
+
     /// Reads into several buffers, see [`UnixStream::read_vectored`](crate::net::UnixStream::read_vectored).
     pub async fn read_vectored(&mut self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         self.stream.core().read_vectored(buffers).await
@@ -95,6 +111,16 @@ impl<S: Stream> OwnedWriteHalf<S> {
     /// Writes as much of a buffer as there is room for, and advances the buffer by that.
     pub async fn write<B: Buf>(&mut self, buffer: B) -> (io::Result<usize>, B) {
         self.stream.core().write(buffer).await
+    }
+
+    /// Writes without waiting, see [`TcpStream::try_write`](crate::net::TcpStream::try_write).
+    pub fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.core().try_write(bytes)
+    }
+
+    /// Waits until there is room to write, see [`TcpStream::writable`](crate::net::TcpStream::writable).
+    pub async fn writable(&self) -> io::Result<()> {
+        self.stream.core().ready(Direction::Write).await
     }
 
     /// Writes all of a buffer. After an error, the buffer that comes back holds what was not written.

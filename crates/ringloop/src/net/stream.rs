@@ -6,6 +6,7 @@ use std::cell::Cell;
 use std::fmt;
 use std::future::poll_fn;
 use std::io::{self, IoSlice, IoSliceMut, Read};
+use std::mem::MaybeUninit;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::task::{Context, Poll, ready};
@@ -17,7 +18,7 @@ use socket2::{SockAddr, Socket};
 use super::buffer::{ReadBuffer, spare};
 use crate::budget;
 use crate::sealed::{INTERNAL, Internal};
-use crate::source::{Activity, Asked, Lent, Operation, Recheck, Seat, Source, Waiting};
+use crate::source::{Activity, Asked, Direction, Lent, Operation, Recheck, Seat, Source, Waiting};
 use crate::sys;
 
 /// The maximum number of pieces of one vectored write. The kernel would take 1024.
@@ -327,11 +328,31 @@ impl Core {
     }
 
     pub(crate) fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
-        let sent = self
+        self.source
+            .try_call(Direction::Write, |socket| sys::send(socket.as_fd(), bytes))
+    }
+
+    pub(crate) fn try_read(&self, buffer: &mut impl ReadBuffer) -> io::Result<usize> {
+        if buffer.room() == 0 {
+            return Ok(0);
+        }
+        self.source.try_call(Direction::Read, |socket| {
+            receive_into(socket, buffer, sys::receive)
+        })
+    }
+
+    pub(crate) async fn peek<B: ReadBuffer>(&self, mut buffer: B) -> (io::Result<usize>, B) {
+        if buffer.room() == 0 {
+            return (Ok(0), buffer);
+        }
+        let peeked = self
             .source
-            .call(|socket| sys::send(socket.as_fd(), bytes))?;
-        self.source.note_activity();
-        Ok(sent)
+            .peek(|socket| receive_into(socket, &mut buffer, sys::peek));
+        (peeked.await, buffer)
+    }
+
+    pub(crate) async fn ready(&self, direction: Direction) -> io::Result<()> {
+        self.source.ready(direction).await.map(drop)
     }
 
     pub(crate) fn shutdown(&self, how: Shutdown) -> io::Result<()> {
@@ -361,16 +382,11 @@ impl Core {
             ready!(budget::poll(context));
             return Poll::Ready(Ok(0));
         }
-        let count = ready!(self.source.poll_read(context, &Seat::alone(), |socket| {
-            // SAFETY: the bytes are only written: receiving reads nothing from them.
-            let room = unsafe { spare(buffer).as_uninit_slice_mut() };
-            let count = sys::receive(socket.as_fd(), room)?;
-            let drained = self.short_read == ShortRead::Drains && count < room.len();
-            Ok((count, drained))
-        }))?;
-        // SAFETY: recv(2) has filled that many bytes of the piece.
-        unsafe { buffer.advance_mut(count) };
-        Poll::Ready(Ok(count))
+        self.source.poll_read(context, &Seat::alone(), |socket| {
+            let room = spare(buffer).len();
+            let count = receive_into(socket, buffer, sys::receive)?;
+            Ok((count, self.short_read == ShortRead::Drains && count < room))
+        })
     }
 
     pub(crate) fn poll_write_from(
@@ -421,6 +437,20 @@ impl Core {
             Ok((count, count == wanted))
         })
     }
+}
+
+/// Receives into the next piece of a buffer by the given call.
+fn receive_into(
+    socket: &Socket,
+    buffer: &mut impl ReadBuffer,
+    receive: impl FnOnce(BorrowedFd<'_>, &mut [MaybeUninit<u8>]) -> io::Result<usize>,
+) -> io::Result<usize> {
+    // SAFETY: the bytes are only written: receiving reads nothing from them.
+    let room = unsafe { spare(buffer).as_uninit_slice_mut() };
+    let count = receive(socket.as_fd(), room)?;
+    // SAFETY: recv(2) has filled that many bytes of the piece.
+    unsafe { buffer.advance_mut(count) };
+    Ok(count)
 }
 
 /// Writes part of a buffer, in one piece if it consists of one, and advances it by what was written.

@@ -14,7 +14,7 @@ use super::connect::{TcpConnectOptions, connect_to_first};
 use super::family::{socket_traits, stream};
 use super::halves::{OwnedReadHalf, OwnedWriteHalf, split};
 use super::stream::{Core, ShortRead, Stream};
-use crate::source::reclaiming;
+use crate::source::{Direction, reclaiming};
 
 /// The options of a [`TcpListener`].
 ///
@@ -469,6 +469,49 @@ stream! {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     try_write;
+    ///
+    /// ```
+    /// use ringloop::net::{TcpListener, TcpStream};
+    ///
+    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+    /// # let listener = TcpListener::bind("127.0.0.1:0").await?;
+    /// # let address = listener.local_addr()?;
+    /// # let mut near = TcpStream::connect(address).await?;
+    /// # let (mut far, _) = listener.accept().await?;
+    /// near.write_all(&b"hello"[..]).await.0?;
+    /// let mut buffer = Vec::new();
+    /// while buffer.len() < 5 {
+    ///     far.readable().await?;
+    ///     buffer.reserve(16); // only now
+    ///     match far.try_read(&mut buffer) {
+    ///         Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+    ///         result => assert!(result? > 0),
+    ///     }
+    /// }
+    /// assert_eq!(buffer, b"hello");
+    /// # Ok::<(), std::io::Error>(())
+    /// # })?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    readable;
+    ///
+    /// ```
+    /// use ringloop::net::{TcpListener, TcpStream};
+    ///
+    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+    /// # let listener = TcpListener::bind("127.0.0.1:0").await?;
+    /// # let address = listener.local_addr()?;
+    /// # let mut near = TcpStream::connect(address).await?;
+    /// # let (mut far, _) = listener.accept().await?;
+    /// near.write_all(&b"GET / HTTP/1.1"[..]).await.0?;
+    /// let (count, first) = far.peek(Vec::with_capacity(1)).await;
+    /// assert_eq!((count?, &first[..]), (1, &b"G"[..]));
+    /// assert_eq!(far.read(Vec::with_capacity(64)).await.1, b"GET / HTTP/1.1");
+    /// # Ok::<(), std::io::Error>(())
+    /// # })?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    peek;
     ///
     /// ```
     /// use ringloop::net::{TcpListener, TcpStream};

@@ -10,7 +10,7 @@ use super::address::{ToAddresses, ip, use_first};
 use super::buffer::ReadBuffer;
 use super::datagram::{self, Datagrams};
 use super::family::datagram_socket;
-use crate::source::reclaiming;
+use crate::source::{Direction, reclaiming};
 
 /// The options of a [`UdpSocket`].
 ///
@@ -146,8 +146,9 @@ impl UdpSocket {
     /// # Errors
     /// Returns `WouldBlock` if there is no room.
     pub fn try_send_to(&self, bytes: &[u8], to: SocketAddr) -> io::Result<usize> {
-        self.datagrams
-            .call(|socket| datagram::send(socket, bytes, Some(&SockAddr::from(to))))
+        self.datagrams.try_call(Direction::Write, |socket| {
+            datagram::send(socket, bytes, Some(&SockAddr::from(to)))
+        })
     }
 
     /// Takes the error that the kernel has stored for the socket, if any (`SO_ERROR`).
@@ -252,4 +253,39 @@ datagram_socket! {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     try_recv_from;
+    ///
+    /// ```
+    /// use ringloop::net::UdpSocket;
+    ///
+    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+    /// let socket = UdpSocket::bind("127.0.0.1:0").await?;
+    /// socket.send_to(&b"to myself"[..], socket.local_addr()?).await.0?;
+    /// let mut buffer = Vec::with_capacity(1500);
+    /// loop {
+    ///     socket.readable().await?;
+    ///     match socket.try_recv(&mut buffer) {
+    ///         Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+    ///         result => break assert_eq!(result?, 9),
+    ///     }
+    /// }
+    /// # Ok::<(), std::io::Error>(())
+    /// # })?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    readable;
+    ///
+    /// ```
+    /// use ringloop::net::UdpSocket;
+    ///
+    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+    /// let socket = UdpSocket::bind("127.0.0.1:0").await?;
+    /// socket.send_to(&b"to myself"[..], socket.local_addr()?).await.0?;
+    /// let (peeked, _) = socket.peek_from(Vec::with_capacity(1500)).await;
+    /// assert_eq!(peeked?, (9, socket.local_addr()?));
+    /// assert_eq!(socket.recv(Vec::with_capacity(1500)).await.1, b"to myself");
+    /// # Ok::<(), std::io::Error>(())
+    /// # })?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    peek_from;
 }

@@ -23,7 +23,7 @@ use super::family::{datagram_socket, socket_traits, stream};
 use super::halves::{OwnedReadHalf, OwnedWriteHalf, split};
 use super::stream::{Core, ShortRead, Stream};
 use crate::budget;
-use crate::source::{Source, reclaiming};
+use crate::source::{Direction, Source, reclaiming};
 use crate::sys;
 use crate::time::sleep;
 
@@ -337,6 +337,8 @@ stream! {
     write;
     write_all;
     try_write;
+    readable;
+    peek;
     shutdown;
     into_split;
 }
@@ -499,4 +501,6 @@ datagram_socket! {
     send;
     recv;
     try_recv_from;
+    readable;
+    peek_from;
 }

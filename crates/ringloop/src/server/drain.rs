@@ -43,7 +43,7 @@ pub(super) struct Beginning {
     since: Instant,
     connection: Recheck,
     /// How many reads there had been by then.
-    reads: Option<u32>,
+    reads: Option<u16>,
 }
 
 impl Beginning {

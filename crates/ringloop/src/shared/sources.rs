@@ -71,14 +71,16 @@ pub(crate) struct Watched {
     /// Whether bytes have moved since this was last asked.
     pub(crate) has_moved: Cell<bool>,
     /// Counts the reads that brought something, for [`poll_rechecked`](Self::poll_rechecked).
-    pub(crate) reads: Cell<u32>,
+    pub(crate) reads: Cell<u16>,
+    /// Counts the reports of readiness, so that nobody takes a new one back (`Source::clear_ready`).
+    pub(crate) reports: Cell<u16>,
     pub(crate) reader: Waiters,
     pub(crate) writer: Waiters,
 }
 
 /// Whether one of those who may request a read has done so, and how many reads had brought something by then.
 #[derive(Debug, Default)]
-pub(crate) struct Asked(Option<u32>);
+pub(crate) struct Asked(Option<u16>);
 
 /// How long to wait for the kernel to release operations of a runtime that does not run.
 const RECALL_MAX: Duration = Duration::from_secs(1);
@@ -320,6 +322,7 @@ impl Shared {
 
 impl Watched {
     fn report(&self, readiness: Readiness) {
+        self.reports.set(self.reports.get().wrapping_add(1));
         if readiness.is_read_closed() || readiness.is_error() || readiness.is_priority() {
             self.short_reads_leave.set(true);
         }

@@ -14,6 +14,7 @@ mod files;
 mod http;
 mod memory;
 mod random;
+mod readiness;
 mod servers;
 mod sockets;
 mod streams;
