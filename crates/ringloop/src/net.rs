@@ -13,14 +13,16 @@ mod family;
 mod halves;
 pub(crate) mod stream;
 mod tcp;
+mod tcp_socket;
 mod udp;
 mod unix;
 
 pub use address::{ToAddresses, resolve};
 pub use buffer::ReadBuffer;
 pub use connect::TcpConnectOptions;
-pub use halves::{OwnedReadHalf, OwnedWriteHalf};
+pub use halves::{OwnedReadHalf, OwnedWriteHalf, ReuniteError};
 pub use stream::Stream;
 pub use tcp::{TcpListener, TcpListenerOptions, TcpStream};
+pub use tcp_socket::{TcpKeepalive, TcpSocket};
 pub use udp::{UdpSocket, UdpSocketOptions};
 pub use unix::{PeerCredentials, ToUnixAddress, UnixDatagram, UnixListener, UnixStream};

@@ -101,6 +101,26 @@ pub(crate) fn send(socket: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<usize> {
     usize::try_from(count).map_err(|_| io::Error::last_os_error())
 }
 
+/// Lets the kernel choose the port of a socket that is bound to port 0 only when it connects: for each destination from
+/// the whole range (`IP_BIND_ADDRESS_NO_PORT`, ip(7)).
+pub(crate) fn choose_port_late(socket: BorrowedFd<'_>) -> io::Result<()> {
+    let on: libc::c_int = 1;
+    // SAFETY: `on` is valid for reads of its size, and outlives the call.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_IP,
+            libc::IP_BIND_ADDRESS_NO_PORT,
+            (&raw const on).cast(),
+            size_of_val(&on) as libc::socklen_t,
+        )
+    };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
 /// Accepts a connection from a non-blocking listener, see `accept4(2)`. The connection is non-blocking, too, and closed
 /// on exec. The peer's address is returned even if the peer is already gone.
 pub(crate) fn accept(listener: BorrowedFd<'_>) -> io::Result<(Socket, SockAddr)> {

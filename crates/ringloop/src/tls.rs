@@ -69,7 +69,7 @@ use crate::net::Stream;
 use crate::time::timeout;
 use session::Session;
 
-pub use halves::{TlsReadHalf, TlsWriteHalf};
+pub use halves::{TlsReadHalf, TlsReuniteError, TlsWriteHalf};
 pub use stream::TlsStream;
 
 /// How long a handshake may take, by default.

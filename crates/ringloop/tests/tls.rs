@@ -73,6 +73,9 @@ async fn read_to_end<S: Stream>(stream: &mut TlsStream<S>) -> io::Result<Vec<u8>
 }
 
 async fn exchange<S: Stream + 'static>(near: TlsStream<S>, mut far: TlsStream<S>, size: usize) {
+    // Halves that are put together again end nothing.
+    let (reader, writer) = near.into_split();
+    let near = reader.reunite(writer).ok().unwrap();
     let (mut reader, mut writer) = near.into_split();
     let sending = spawn(async move {
         writer.write_all(&pattern(size)[..]).await.0.unwrap();

@@ -8,9 +8,11 @@ use std::task::Poll;
 use std::time::Duration;
 
 use super::address::no_address;
+use super::tcp_socket::TcpKeepalive;
 use crate::time::{sleep, timeout};
 
-/// The options of [`TcpStream::connect_with`](super::TcpStream::connect_with): how it tries a host's addresses.
+/// The options of [`TcpStream::connect_with`](super::TcpStream::connect_with): how it tries a host's addresses, and what it
+/// sets before it connects. For others, use a [`TcpSocket`](super::TcpSocket).
 ///
 /// ```
 /// use ringloop::net::{TcpConnectOptions, TcpListener, TcpStream};
@@ -20,8 +22,12 @@ use crate::time::{sleep, timeout};
 /// let listener = TcpListener::bind("127.0.0.1:0").await?;
 /// let mut options = TcpConnectOptions::default();
 /// options.attempt_timeout = Duration::from_secs(3);
+/// options.local_address = Some("127.0.0.2:0".parse().unwrap());
+/// options.nodelay = true;
 /// let stream = TcpStream::connect_with(listener.local_addr()?, &options).await?;
 /// assert_eq!(stream.peer_addr()?, listener.local_addr()?);
+/// assert_eq!(stream.local_addr()?.ip().to_string(), "127.0.0.2");
+/// assert!(stream.nodelay()?);
 /// # Ok::<(), std::io::Error>(())
 /// # })?;
 /// # Ok::<(), std::io::Error>(())
@@ -35,6 +41,19 @@ pub struct TcpConnectOptions {
     /// How long an attempt may take. The default is 20 s: by then the kernel has sent five requests, with pauses of 1,
     /// 2, 4 and 8 s between them. The kernel itself gives up after two minutes.
     pub attempt_timeout: Duration,
+    /// The address and port that the connection comes from. Addresses of the host that are of the other family are not
+    /// tried. With port 0, the kernel chooses one for each destination, so that many connections may share it. `None` lets
+    /// it choose the address as well.
+    pub local_address: Option<SocketAddr>,
+    /// Whether `local_address` may be bound although an earlier connection from it is still closing (`SO_REUSEADDR`).
+    pub reuse_address: bool,
+    /// Whether small writes are sent at once (`TCP_NODELAY`).
+    pub nodelay: bool,
+    /// Whether and how a silent peer is asked if it is still there. `None`, the default, does not ask.
+    pub keepalive: Option<TcpKeepalive>,
+    /// The network interface to use, by its name (`SO_BINDTODEVICE`, see
+    /// [`TcpSocket::set_interface`](super::TcpSocket::set_interface)).
+    pub interface: Option<String>,
 }
 
 impl Default for TcpConnectOptions {
@@ -42,7 +61,30 @@ impl Default for TcpConnectOptions {
         Self {
             attempt_delay: Duration::from_millis(250),
             attempt_timeout: Duration::from_secs(20),
+            local_address: None,
+            reuse_address: false,
+            nodelay: false,
+            keepalive: None,
+            interface: None,
         }
+    }
+}
+
+impl TcpConnectOptions {
+    /// Leaves out the addresses that cannot be reached from the local one.
+    pub(crate) fn reachable(&self, mut addresses: Vec<SocketAddr>) -> io::Result<Vec<SocketAddr>> {
+        if let Some(local) = self.local_address
+            && !addresses.is_empty()
+        {
+            addresses.retain(|address| address.is_ipv4() == local.is_ipv4());
+            if addresses.is_empty() {
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidInput,
+                    format!("the host has no address of the family of the local address, {local}"),
+                ));
+            }
+        }
+        Ok(addresses)
     }
 }
 

@@ -1,5 +1,6 @@
 //! The two halves of a connection.
 
+use std::fmt;
 use std::io::{self, IoSliceMut};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -55,14 +56,35 @@ pub struct OwnedReadHalf<S: Stream = crate::net::TcpStream> {
 #[derive(Debug)]
 pub struct OwnedWriteHalf<S: Stream = crate::net::TcpStream> {
     stream: Rc<S>,
+    /// Whether the other half has the connection to itself now, for reading and writing.
+    is_reunited: bool,
 }
+
+/// Two halves belong to different connections; from [`OwnedReadHalf::reunite`]. Both are returned in it.
+#[derive(Debug)]
+pub struct ReuniteError<S: Stream = crate::net::TcpStream>(
+    pub OwnedReadHalf<S>,
+    pub OwnedWriteHalf<S>,
+);
+
+impl<S: Stream> fmt::Display for ReuniteError<S> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("the two halves belong to different connections")
+    }
+}
+
+impl<S: Stream + fmt::Debug> std::error::Error for ReuniteError<S> {}
 
 pub(crate) fn split<S: Stream>(stream: S) -> (OwnedReadHalf<S>, OwnedWriteHalf<S>) {
     let stream = Rc::new(stream);
     let reader = OwnedReadHalf {
         stream: Rc::clone(&stream),
     };
-    (reader, OwnedWriteHalf { stream })
+    let writer = OwnedWriteHalf {
+        stream,
+        is_reunited: false,
+    };
+    (reader, writer)
 }
 
 impl<S: Stream> OwnedReadHalf<S> {
@@ -104,6 +126,33 @@ impl<S: Stream> OwnedReadHalf<S> {
     /// The connection that this half belongs to.
     pub fn stream(&self) -> &S {
         &self.stream
+    }
+
+    /// Puts the two halves of a connection together again. Nothing is shut down.
+    ///
+    /// # Errors
+    /// Returns both halves if they belong to different connections.
+    ///
+    /// ```
+    /// use ringloop::net::UnixStream;
+    ///
+    /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+    /// let (near, mut far) = UnixStream::pair()?;
+    /// let (reader, writer) = near.into_split();
+    /// let mut near = reader.reunite(writer).unwrap();
+    /// near.write_all(&b"still open"[..]).await.0?;
+    /// assert_eq!(far.read(Vec::with_capacity(16)).await.1, b"still open");
+    /// # Ok::<(), std::io::Error>(())
+    /// # })?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn reunite(self, mut writer: OwnedWriteHalf<S>) -> Result<S, ReuniteError<S>> {
+        if !Rc::ptr_eq(&self.stream, &writer.stream) {
+            return Err(ReuniteError(self, writer));
+        }
+        writer.is_reunited = true;
+        drop(writer);
+        Ok(Rc::into_inner(self.stream).expect("there are two halves, and one is gone"))
     }
 }
 
@@ -175,7 +224,9 @@ descriptor!(OwnedWriteHalf);
 
 impl<S: Stream> Drop for OwnedWriteHalf<S> {
     fn drop(&mut self) {
-        // An error means that the connection is gone already.
-        drop(self.stream.core().shutdown(Shutdown::Write));
+        if !self.is_reunited {
+            // An error means that the connection is gone already.
+            drop(self.stream.core().shutdown(Shutdown::Write));
+        }
     }
 }

@@ -14,6 +14,7 @@ use super::connect::{TcpConnectOptions, connect_to_first};
 use super::family::{socket_traits, stream};
 use super::halves::{OwnedReadHalf, OwnedWriteHalf, split};
 use super::stream::{Core, ShortRead, Stream};
+use super::tcp_socket::TcpSocket;
 use crate::source::{Direction, reclaiming};
 
 /// The options of a [`TcpListener`].
@@ -252,26 +253,26 @@ impl TcpStream {
         Self::connect_with(address, &TcpConnectOptions::default()).await
     }
 
-    /// Connects as [`connect`](Self::connect) does, with other times.
+    /// Connects as [`connect`](Self::connect) does, with other times, from a given local address, or with options set
+    /// before.
     ///
     /// # Errors
-    /// See [`connect`](Self::connect).
+    /// See [`connect`](Self::connect). Also returns the errors of bind(2) and setsockopt(2), and `InvalidInput` if no
+    /// address of the host is of the family of `local_address`.
     pub async fn connect_with(
         address: impl ToAddresses,
         options: &TcpConnectOptions,
     ) -> io::Result<Self> {
-        let addresses = address.to_addresses().await?;
-        connect_to_first(&addresses, options, Self::connect_to).await
+        let addresses = options.reachable(address.to_addresses().await?)?;
+        let connect = async |address| {
+            let socket = TcpSocket::for_connecting(address, options)?;
+            Self::connect_socket(socket, address).await
+        };
+        connect_to_first(&addresses, options, connect).await
     }
 
-    async fn connect_to(address: SocketAddr) -> io::Result<Self> {
-        let socket = reclaiming(|| {
-            Socket::new(
-                Domain::for_address(address),
-                Type::STREAM.nonblocking(),
-                Some(Protocol::TCP),
-            )
-        })?;
+    /// Connects a socket, which must be non-blocking.
+    pub(super) async fn connect_socket(socket: Socket, address: SocketAddr) -> io::Result<Self> {
         let core = Core::connect(socket, &address.into(), ShortRead::Drains).await?;
         Ok(Self { core })
     }

@@ -1,5 +1,6 @@
 //! The two halves of a TLS connection.
 
+use std::fmt;
 use std::future::poll_fn;
 use std::io;
 use std::rc::Rc;
@@ -20,14 +21,32 @@ pub struct TlsReadHalf<S: Stream = TcpStream> {
 #[derive(Debug)]
 pub struct TlsWriteHalf<S: Stream = TcpStream> {
     stream: Rc<TlsStream<S>>,
+    /// Whether the other half has the connection to itself now, for reading and writing.
+    is_reunited: bool,
 }
+
+/// Two halves belong to different connections; from [`TlsReadHalf::reunite`]. Both are returned in it.
+#[derive(Debug)]
+pub struct TlsReuniteError<S: Stream = TcpStream>(pub TlsReadHalf<S>, pub TlsWriteHalf<S>);
+
+impl<S: Stream> fmt::Display for TlsReuniteError<S> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("the two halves belong to different connections")
+    }
+}
+
+impl<S: Stream + fmt::Debug> std::error::Error for TlsReuniteError<S> {}
 
 pub(super) fn split<S: Stream>(stream: TlsStream<S>) -> (TlsReadHalf<S>, TlsWriteHalf<S>) {
     let stream = Rc::new(stream);
     let reader = TlsReadHalf {
         stream: Rc::clone(&stream),
     };
-    (reader, TlsWriteHalf { stream })
+    let writer = TlsWriteHalf {
+        stream,
+        is_reunited: false,
+    };
+    (reader, writer)
 }
 
 impl<S: Stream> TlsReadHalf<S> {
@@ -49,6 +68,20 @@ impl<S: Stream> TlsReadHalf<S> {
     /// The connection that this half belongs to.
     pub fn stream(&self) -> &TlsStream<S> {
         &self.stream
+    }
+
+    /// Puts the two halves of a connection together again, see
+    /// [`OwnedReadHalf::reunite`](crate::net::OwnedReadHalf::reunite). Nothing is shut down, and no close_notify is sent.
+    ///
+    /// # Errors
+    /// Returns both halves if they belong to different connections.
+    pub fn reunite(self, mut writer: TlsWriteHalf<S>) -> Result<TlsStream<S>, TlsReuniteError<S>> {
+        if !Rc::ptr_eq(&self.stream, &writer.stream) {
+            return Err(TlsReuniteError(self, writer));
+        }
+        writer.is_reunited = true;
+        drop(writer);
+        Ok(Rc::into_inner(self.stream).expect("there are two halves, and one is gone"))
     }
 }
 
@@ -85,6 +118,8 @@ impl<S: Stream> TlsWriteHalf<S> {
 
 impl<S: Stream> Drop for TlsWriteHalf<S> {
     fn drop(&mut self) {
-        self.stream.end_now();
+        if !self.is_reunited {
+            self.stream.end_now();
+        }
     }
 }

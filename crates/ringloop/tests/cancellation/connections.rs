@@ -3,7 +3,9 @@
 use std::cell::RefCell;
 use std::time::Duration;
 
-use ringloop::net::{TcpConnectOptions, TcpListener, TcpStream, UnixListener, UnixStream};
+use ringloop::net::{
+    TcpConnectOptions, TcpListener, TcpSocket, TcpStream, UnixListener, UnixStream,
+};
 use ringloop::spawn;
 use ringloop::time::{sleep, timeout};
 
@@ -204,5 +206,25 @@ fn connecting_to_a_unix_backlog_that_is_full() {
             stream.unwrap();
         }
         drop(room.await.unwrap());
+    });
+}
+
+#[test]
+fn connecting_from_a_local_address() {
+    at_every_poll(async |cut| {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let from = socket.local_addr().unwrap();
+        if let Some(stream) = cut.run(socket.connect(address)).await {
+            assert_eq!(stream.unwrap().local_addr().unwrap(), from);
+        }
+        let mut options = TcpConnectOptions::default();
+        options.local_address = Some("127.0.0.1:0".parse().unwrap());
+        let connecting = TcpStream::connect_with(address, &options);
+        if let Some(stream) = cut.run(connecting).await {
+            assert_eq!(stream.unwrap().peer_addr().unwrap(), address);
+        }
     });
 }
