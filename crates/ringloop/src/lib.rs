@@ -30,7 +30,7 @@
 //! | [`Runtime`], [`spawn`], [`JoinHandle`] | tasks, on one thread |
 //! | [`pool`] | [`Pool`]: a worker per core, to which tasks can be sent |
 //! | [`server`] | [`Server`]: TCP and TLS servers with a handler or function per connection, limits and graceful shutdown |
-//! | [`net`], [`fs`], [`time`], [`signal`] | sockets, files, timers and signals |
+//! | [`net`], [`fs`], [`time`], [`signal`], [`process`] | sockets, files, timers, signals and child processes |
 //! | [`AsyncFd`] | waiting for descriptors that the crate has no type for |
 //! | [`channel`] | channels between tasks of any workers |
 //! | [`blocking`] | blocking calls, in a pool of threads |
@@ -80,7 +80,9 @@ pub mod fs;
 pub mod hyper;
 mod metrics;
 pub mod net;
+mod pipe;
 pub mod pool;
+pub mod process;
 mod runtime;
 mod sealed;
 pub mod server;

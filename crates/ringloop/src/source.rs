@@ -23,7 +23,7 @@ pub(crate) use crate::shared::{Asked, Lent, Seat, Waiting, are_any_retired, recl
 use crate::shared::{Kind, Shared, Watched, elsewhere};
 use crate::sys;
 pub(crate) use operation::Operation;
-pub(crate) use readiness::{Direction, Reports};
+pub(crate) use readiness::{Direction, Reports, check_runtime};
 
 /// The size of the buffer for a read in place while the thread's own buffer is lent.
 const NESTED_BUFFER_BYTES: usize = 16 * 1024;
@@ -193,6 +193,11 @@ impl<S: AsFd + Into<OwnedFd>> Source<S> {
 
     pub(crate) fn get(&self) -> &S {
         self.inner.as_ref().expect("it is there until the drop")
+    }
+
+    /// See [`Watch::assume_readable`].
+    pub(crate) fn assume_readable(&self) {
+        self.watch.assume_readable();
     }
 
     /// Assumes that writing does not block, until it does. This holds for new connections.

@@ -3,6 +3,8 @@
 #![allow(unsafe_code)]
 
 mod descriptors;
+pub(crate) mod children;
+pub(crate) mod transfer;
 
 use std::io;
 use std::mem::{self, MaybeUninit};

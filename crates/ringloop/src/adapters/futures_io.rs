@@ -8,30 +8,52 @@ use futures_io::{AsyncRead, AsyncWrite};
 
 use super::Transfer;
 use crate::net::{OwnedReadHalf, OwnedWriteHalf, Stream, TcpStream, UnixStream};
+use crate::process::{ChildStderr, ChildStdin, ChildStdout};
 #[cfg(feature = "tls")]
 use crate::tls::{TlsReadHalf, TlsStream, TlsWriteHalf};
 
 macro_rules! read {
-    ($([$($generics:tt)*] $type:ty),*) => {$(
+    ($read:path: $([$($generics:tt)*] $type:ty),*) => {$(
         impl<$($generics)*> AsyncRead for $type {
             fn poll_read(
                 self: Pin<&mut Self>,
                 context: &mut Context<'_>,
                 mut buffer: &mut [u8],
             ) -> Poll<io::Result<usize>> {
-                Transfer::poll_read_into(&*self, context, &mut buffer)
+                $read(&*self, context, &mut buffer)
             }
         }
     )*};
 }
 
-read!([] TcpStream, [] UnixStream, [S: Stream] OwnedReadHalf<S>);
+read!(Transfer::poll_read_into: [] TcpStream, [] UnixStream, [S: Stream] OwnedReadHalf<S>);
 write_by_transfer!([] TcpStream: AsyncWrite, poll_close);
 write_by_transfer!([] UnixStream: AsyncWrite, poll_close);
 write_by_transfer!([S: Stream] OwnedWriteHalf<S>: AsyncWrite, poll_close);
 #[cfg(feature = "tls")]
-read!([S: Stream] TlsStream<S>, [S: Stream] TlsReadHalf<S>);
+read!(Transfer::poll_read_into: [S: Stream] TlsStream<S>, [S: Stream] TlsReadHalf<S>);
 #[cfg(feature = "tls")]
 write_by_transfer!([S: Stream] TlsStream<S>: AsyncWrite, poll_close);
 #[cfg(feature = "tls")]
 write_by_transfer!([S: Stream] TlsWriteHalf<S>: AsyncWrite, poll_close);
+read!(ChildStdout::poll_read_into: [] ChildStdout);
+read!(ChildStderr::poll_read_into: [] ChildStderr);
+
+impl AsyncWrite for ChildStdin {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        ChildStdin::poll_write(&self, context, bytes)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    /// Does nothing: a pipe ends when its end is dropped.
+    fn poll_close(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}

@@ -10,11 +10,12 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::Transfer;
 use crate::net::{OwnedReadHalf, OwnedWriteHalf, Stream, TcpStream, UnixStream};
+use crate::process::{ChildStderr, ChildStdin, ChildStdout};
 #[cfg(feature = "tls")]
 use crate::tls::{TlsReadHalf, TlsStream, TlsWriteHalf};
 
 macro_rules! read {
-    ($([$($generics:tt)*] $type:ty),*) => {$(
+    ($read:path: $([$($generics:tt)*] $type:ty),*) => {$(
         impl<$($generics)*> AsyncRead for $type {
             fn poll_read(
                 self: Pin<&mut Self>,
@@ -23,7 +24,7 @@ macro_rules! read {
             ) -> Poll<io::Result<()>> {
                 // SAFETY: initialised bytes stay initialised, because received bytes are all that is written there.
                 let mut room = unsafe { buffer.unfilled_mut() };
-                let count = ready!(Transfer::poll_read_into(&*self, context, &mut room))?;
+                let count = ready!($read(&*self, context, &mut room))?;
                 // SAFETY: the read has filled that many bytes.
                 unsafe { buffer.assume_init(count) };
                 buffer.advance(count);
@@ -33,13 +34,34 @@ macro_rules! read {
     )*};
 }
 
-read!([] TcpStream, [] UnixStream, [S: Stream] OwnedReadHalf<S>);
+read!(Transfer::poll_read_into: [] TcpStream, [] UnixStream, [S: Stream] OwnedReadHalf<S>);
 write_by_transfer!([] TcpStream: AsyncWrite, poll_shutdown, is_write_vectored);
 write_by_transfer!([] UnixStream: AsyncWrite, poll_shutdown, is_write_vectored);
 write_by_transfer!([S: Stream] OwnedWriteHalf<S>: AsyncWrite, poll_shutdown, is_write_vectored);
 #[cfg(feature = "tls")]
-read!([S: Stream] TlsStream<S>, [S: Stream] TlsReadHalf<S>);
+read!(Transfer::poll_read_into: [S: Stream] TlsStream<S>, [S: Stream] TlsReadHalf<S>);
 #[cfg(feature = "tls")]
 write_by_transfer!([S: Stream] TlsStream<S>: AsyncWrite, poll_shutdown, is_write_vectored);
 #[cfg(feature = "tls")]
 write_by_transfer!([S: Stream] TlsWriteHalf<S>: AsyncWrite, poll_shutdown, is_write_vectored);
+read!(ChildStdout::poll_read_into: [] ChildStdout);
+read!(ChildStderr::poll_read_into: [] ChildStderr);
+
+impl AsyncWrite for ChildStdin {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        ChildStdin::poll_write(&self, context, bytes)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    /// Does nothing: a pipe ends when its end is dropped.
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::task::{Context, Poll, ready};
 
 use super::{Seat, Source, Waiting, Watch};
-use crate::shared::Waiters;
+use crate::shared::{Shared, Waiters, elsewhere};
 
 /// What a descriptor is ready for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,6 +124,21 @@ impl<S: AsFd + Into<OwnedFd>> Source<S> {
             Poll::Ready(peeked)
         })
         .await
+    }
+}
+
+/// Fails if nothing can be watched here: in a child process after fork(2), whose runtime is its parent's.
+///
+/// # Panics
+/// Panics outside of a runtime.
+pub(crate) fn check_runtime() -> io::Result<()> {
+    let shared = Shared::current();
+    match shared.with_driver(|driver| driver.is_inherited()) {
+        Some(false) => Ok(()),
+        Some(true) => Err(io::Error::other(
+            "this process was forked from the one that the runtime belongs to: create a runtime here",
+        )),
+        None => Err(elsewhere()),
     }
 }
 

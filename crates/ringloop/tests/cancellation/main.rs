@@ -13,6 +13,7 @@ mod failing;
 mod files;
 mod http;
 mod memory;
+mod processes;
 mod random;
 mod readiness;
 mod servers;
