@@ -24,5 +24,5 @@ pub use halves::{OwnedReadHalf, OwnedWriteHalf, ReuniteError};
 pub use stream::Stream;
 pub use tcp::{TcpListener, TcpListenerOptions, TcpStream};
 pub use tcp_socket::{TcpKeepalive, TcpSocket};
-pub use udp::{UdpSocket, UdpSocketOptions};
+pub use udp::{Ecn, UdpBatch, UdpDatagram, UdpReceived, UdpSocket, UdpSocketOptions};
 pub use unix::{PeerCredentials, ToUnixAddress, UnixDatagram, UnixListener, UnixStream};

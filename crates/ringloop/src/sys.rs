@@ -2,8 +2,9 @@
 
 #![allow(unsafe_code)]
 
-mod descriptors;
 pub(crate) mod children;
+mod descriptors;
+pub(crate) mod messages;
 pub(crate) mod transfer;
 
 use std::io;

@@ -13,6 +13,7 @@ use socket2::{SockAddr, Socket};
 
 use super::buffer::{ReadBuffer, spare};
 use crate::source::{Direction, Seat, Source, Waiting};
+use crate::sys::messages::{self, Envelope};
 
 /// The maximum number of pieces that one datagram is assembled from.
 const PIECES_MAX: usize = 64;
@@ -89,6 +90,34 @@ impl Datagrams {
         })
         .await;
         (result, buffer)
+    }
+
+    /// Waits until `receive` has received something.
+    pub(crate) async fn recv_by<T>(
+        &self,
+        mut receive: impl FnMut(&Socket) -> io::Result<T>,
+    ) -> io::Result<T> {
+        let waiting = self.source.reading(Seat::beside_others());
+        poll_fn(|context| {
+            // That a batch is not full is no proof that nothing is left: there may be an error behind it.
+            self.source.poll_read(context, waiting.seat(), |socket| {
+                Ok((receive(socket)?, false))
+            })
+        })
+        .await
+    }
+
+    /// Waits until `send` has sent something.
+    pub(crate) async fn send_by<T>(
+        &self,
+        mut send: impl FnMut(&Socket) -> io::Result<T>,
+    ) -> io::Result<T> {
+        let waiting = self.sending();
+        poll_fn(|context| {
+            self.source
+                .poll_write(context, waiting.seat(), |socket| Ok((send(socket)?, true)))
+        })
+        .await
     }
 
     pub(crate) async fn send<B: Buf>(
@@ -175,6 +204,21 @@ pub(crate) fn peek(socket: &Socket, buffer: &mut impl ReadBuffer) -> io::Result<
     // SAFETY: recvfrom(2) has filled that many bytes of the piece.
     unsafe { buffer.advance_mut(count) };
     Ok((count, address))
+}
+
+/// Receives a datagram now, and what comes with it. Returns how many bytes of it the buffer has got.
+pub(crate) fn receive_message(
+    socket: &Socket,
+    buffer: &mut impl ReadBuffer,
+    envelope: &mut Envelope,
+) -> io::Result<usize> {
+    // SAFETY: the bytes are only written to: a socket reads nothing from them.
+    let room = unsafe { spare(buffer).as_uninit_slice_mut() };
+    messages::receive_one(socket.as_fd(), room, envelope)?;
+    let count = envelope.length.min(room.len());
+    // SAFETY: recvmsg(2) has filled that many bytes of the piece: as many as the datagram has, and there was room for.
+    unsafe { buffer.advance_mut(count) };
+    Ok(count)
 }
 
 /// Sends a datagram now.

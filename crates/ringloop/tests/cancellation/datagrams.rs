@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
-use ringloop::net::{UdpSocket, UnixDatagram};
+use ringloop::net::{UdpBatch, UdpDatagram, UdpSocket, UnixDatagram};
 use ringloop::spawn;
 use ringloop::time::sleep;
 
@@ -78,6 +78,10 @@ receiving!(receiving_from_udp_with_the_sender, udp().await, |socket| {
     let (result, bytes) = socket.recv_from(buffer()).await;
     (result.unwrap().0, bytes)
 });
+receiving!(receiving_messages_from_udp, udp().await, |socket| {
+    let (result, bytes) = socket.recv_message(buffer()).await;
+    (result.unwrap().length, bytes)
+});
 receiving!(receiving_from_unix, unix_datagrams(), |socket| {
     let (count, bytes) = socket.recv(buffer()).await;
     (count.unwrap(), bytes)
@@ -90,6 +94,41 @@ receiving!(
         (result.unwrap().0, bytes)
     }
 );
+
+/// Receives batches in a future that is dropped somewhere, and then in another one.
+#[test]
+fn receiving_batches_from_udp() {
+    at_every_poll(async |cut| {
+        let (near, far) = udp().await;
+        let sending = spawn(async move {
+            let datagrams: Vec<_> = (0..DATAGRAMS).map(datagram).collect();
+            for some in datagrams.chunks(7) {
+                let some: Vec<_> = some.iter().map(|bytes| UdpDatagram::new(bytes)).collect();
+                assert_eq!(near.send_batch(&some).await.unwrap(), some.len());
+                a_turn().await;
+            }
+            near
+        });
+        let received = RefCell::new(Vec::new());
+        let receiving = async || {
+            let mut batch = UdpBatch::new(5, 1500);
+            while received.borrow().len() < DATAGRAMS {
+                let count = far.recv_batch(&mut batch).await.unwrap();
+                assert_eq!(count, batch.len());
+                let datagrams = batch.iter().map(|(_, bytes)| bytes.to_vec());
+                received.borrow_mut().extend(datagrams);
+            }
+        };
+        cut.run(receiving()).await;
+        receiving().await;
+        let expected: Vec<_> = (0..DATAGRAMS).map(datagram).collect();
+        assert!(
+            received.into_inner() == expected,
+            "datagrams are lost or doubled"
+        );
+        sending.await.unwrap();
+    });
+}
 
 /// Sends to a receiver that is often full: what was reported as sent arrives once, and nothing else does.
 fn sending_to_unix(is_connected: bool) {
@@ -170,13 +209,23 @@ fn sending_to_udp() {
             }
         });
         cut.run(async {
-            for index in 0..200_usize {
-                let (count, _) = if index % 2 == 0 {
-                    near.send(&[7; 20][..]).await
-                } else {
-                    near.send_to(&[7; 20][..], to).await
+            for index in 0..160_usize {
+                let count = match index % 4 {
+                    0 => near.send(&[7; 20][..]).await.0.unwrap(),
+                    1 => near.send_to(&[7; 20][..], to).await.0.unwrap(),
+                    2 => {
+                        let some = [UdpDatagram::new(&[7; 20]).to(to); 2];
+                        let sending = near.send_batch(&some).await.unwrap();
+                        sent.set(sent.get() + sending - 1);
+                        20
+                    }
+                    _ => {
+                        let one = UdpDatagram::new(&[7; 20]);
+                        near.send_message(&one).await.unwrap();
+                        20
+                    }
                 };
-                assert_eq!(count.unwrap(), 20);
+                assert_eq!(count, 20);
                 sent.set(sent.get() + 1);
             }
         })
