@@ -27,7 +27,7 @@
 //!
 //! | module | contents |
 //! | --- | --- |
-//! | [`Runtime`], [`spawn`], [`JoinHandle`] | tasks, on one thread |
+//! | [`Runtime`], [`spawn`], [`JoinHandle`], [`JoinSet`] | tasks, on one thread |
 //! | [`pool`] | [`Pool`]: a worker per core, to which tasks can be sent |
 //! | [`server`] | [`Server`]: TCP and TLS servers with a handler or function per connection, limits and graceful shutdown |
 //! | [`net`], [`fs`], [`time`], [`signal`], [`process`] | sockets, files, timers, signals and child processes |
@@ -108,10 +108,10 @@ pub use ringloop_reactor::{
     BusyPoll, Reactor, ReactorConfig, ReactorCounters, busy_poll, clock, inbox, reactor, timers,
 };
 pub use runtime::{
-    Handle, Runtime, RuntimeConfig, consume_budget, spawn, spawn_background, yield_now,
+    Handle, JoinSet, Runtime, RuntimeConfig, consume_budget, spawn, spawn_background, yield_now,
 };
 pub use server::Server;
-pub use task::{JoinError, JoinHandle};
+pub use task::{AbortHandle, AbortOnDrop, JoinError, JoinHandle};
 
 /// Compiles the programs of the guide, and of the README.
 #[cfg(doctest)]

@@ -6,6 +6,7 @@
 
 mod accept;
 mod address;
+mod buf_reader;
 pub(crate) mod buffer;
 mod connect;
 mod datagram;
@@ -18,6 +19,7 @@ mod udp;
 mod unix;
 
 pub use address::{ToAddresses, resolve};
+pub use buf_reader::{BufReader, Lines, ReadStream};
 pub use buffer::ReadBuffer;
 pub use connect::TcpConnectOptions;
 pub use halves::{OwnedReadHalf, OwnedWriteHalf, ReuniteError};

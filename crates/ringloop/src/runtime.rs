@@ -1,6 +1,7 @@
 //! The runtime of one thread: it polls tasks, and waits for the kernel when no task can continue.
 
 mod handle;
+mod join_set;
 
 use std::fmt;
 use std::future::Future;
@@ -21,6 +22,7 @@ use crate::task::{JoinHandle, Role};
 use crate::threads::{Limits, THREADS_DEFAULT, THREADS_MAX};
 use crate::trace;
 pub use handle::Handle;
+pub use join_set::JoinSet;
 
 /// The largest buffer for reads in place.
 const HOT_BUFFER_BYTES_MAX: usize = 1 << 30;

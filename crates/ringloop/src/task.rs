@@ -8,6 +8,7 @@
 
 #![allow(unsafe_code)]
 
+mod abort;
 mod live;
 mod state;
 
@@ -27,6 +28,8 @@ use std::task::{Context, Poll, Wake, Waker};
 use ringloop_reactor::panics;
 
 use crate::budget;
+use abort::Abort;
+pub use abort::{AbortHandle, AbortOnDrop};
 pub(crate) use live::{Awaited, Tasks};
 use state::{Begin, State};
 
@@ -351,9 +354,8 @@ impl<F: Future + 'static, S: Schedule> Wake for Task<F, S> {
 }
 
 /// The operations of a [`JoinHandle`] on its task.
-trait Join<T>: Send + Sync {
+trait Join<T>: Abort {
     fn poll_outcome(&self, context: &mut Context<'_>) -> Poll<Result<T, JoinError>>;
-    fn abort(self: Arc<Self>);
     fn is_finished(&self) -> bool;
     fn detach(&self);
 }
@@ -380,13 +382,6 @@ impl<F: Future + 'static, S: Schedule> Join<F::Output> for Task<F, S> {
         }
     }
 
-    fn abort(self: Arc<Self>) {
-        if self.state.abort() {
-            let owner = Arc::clone(&self.owner);
-            owner.schedule(self);
-        }
-    }
-
     fn is_finished(&self) -> bool {
         !matches!(*self.outcome(), Outcome::Pending(_))
     }
@@ -394,6 +389,19 @@ impl<F: Future + 'static, S: Schedule> Join<F::Output> for Task<F, S> {
     fn detach(&self) {
         let outcome = std::mem::replace(&mut *self.outcome(), Outcome::Gone);
         drop(outcome);
+    }
+}
+
+impl<F: Future + 'static, S: Schedule> Abort for Task<F, S> {
+    fn abort(self: Arc<Self>) {
+        if self.state.abort() {
+            let owner = Arc::clone(&self.owner);
+            owner.schedule(self);
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.state.is_over()
     }
 }
 
@@ -443,6 +451,18 @@ impl<T> JoinHandle<T> {
     /// Whether the task has ended.
     pub fn is_finished(&self) -> bool {
         self.task.is_finished()
+    }
+
+    /// Returns a handle that can abort the task, and nothing else. Any thread may use it, and it may outlive this one.
+    pub fn abort_handle(&self) -> AbortHandle {
+        // A value that is not Send is taken out before the last `JoinHandle` is dropped, in this handle's thread, so the
+        // new one never drops it.
+        AbortHandle::new(Arc::clone(&self.task) as Arc<dyn Abort>)
+    }
+
+    /// Ties the task to the handle: dropping the handle that this returns aborts the task.
+    pub fn abort_on_drop(self) -> AbortOnDrop<T> {
+        AbortOnDrop::new(self)
     }
 }
 

@@ -8,8 +8,8 @@ use ringloop::net::{TcpListener, TcpStream, UdpSocket, UnixDatagram, UnixListene
 use ringloop::server::{EndSignals, Running, Server};
 use ringloop::time::Sleep;
 use ringloop::{
-    Handle, JoinError, JoinHandle, Metrics, Pool, PoolConfig, Reactor, ReactorConfig, Runtime,
-    RuntimeConfig,
+    AbortHandle, AbortOnDrop, Handle, JoinError, JoinHandle, JoinSet, Metrics, Pool, PoolConfig,
+    Reactor, ReactorConfig, Runtime, RuntimeConfig,
 };
 
 /// Whether a type has a trait.
@@ -56,6 +56,9 @@ fn types_are_bound_to_threads_as_documented() {
     }
     check!(Send: File Handle JoinHandle<u8> JoinError Pool PoolConfig RuntimeConfig Metrics);
     check!(Sync: File Handle JoinHandle<u8> JoinError Pool PoolConfig RuntimeConfig Metrics);
+    check!(Send: AbortHandle AbortOnDrop<u8> JoinSet<u8>);
+    check!(Sync: AbortHandle AbortOnDrop<u8>);
+    check!(not Send: AbortOnDrop<Rc<u8>> JoinSet<Rc<u8>>);
     check!(Send: Server<TcpStream> Running EndSignals Reactor ReactorConfig);
     check!(not Send: JoinHandle<Rc<u8>> Runtime TcpStream TcpListener UnixStream UdpSocket Sleep);
     check!(not Sync: JoinHandle<Rc<u8>> Runtime TcpStream TcpListener UnixStream UdpSocket Reactor);

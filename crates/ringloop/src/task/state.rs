@@ -58,6 +58,11 @@ impl State {
     pub(super) fn finish(&self) {
         self.0.fetch_or(OVER, Ordering::AcqRel);
     }
+
+    /// Whether the task has ended, or its future is being dropped.
+    pub(super) fn is_over(&self) -> bool {
+        self.0.load(Ordering::Acquire) & OVER != 0
+    }
 }
 
 #[cfg(all(test, not(ringloop_loom)))]

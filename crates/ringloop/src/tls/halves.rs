@@ -8,7 +8,8 @@ use std::rc::Rc;
 use bytes::Buf;
 
 use super::TlsStream;
-use crate::net::{ReadBuffer, Stream, TcpStream};
+use crate::net::{ReadBuffer, ReadStream, Stream, TcpStream};
+use crate::sealed::Internal;
 
 /// The reading half of a TLS connection; created by [`TlsStream::into_split`].
 #[derive(Debug)]
@@ -82,6 +83,12 @@ impl<S: Stream> TlsReadHalf<S> {
         writer.is_reunited = true;
         drop(writer);
         Ok(Rc::into_inner(self.stream).expect("there are two halves, and one is gone"))
+    }
+}
+
+impl<S: Stream> ReadStream for TlsReadHalf<S> {
+    async fn read_into(&mut self, buffer: &mut impl ReadBuffer, _: Internal) -> io::Result<usize> {
+        self.read(buffer).await.0
     }
 }
 

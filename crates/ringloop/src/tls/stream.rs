@@ -14,7 +14,8 @@ use super::session::{Session, WRITE_BYTES_MAX};
 use crate::budget;
 use crate::net::buffer::{ReadBuffer, spare};
 use crate::net::stream::{HasCore, poll_write_buffer};
-use crate::net::{Stream, TcpStream};
+use crate::net::{ReadStream, Stream, TcpStream};
+use crate::sealed::Internal;
 use crate::source::{Seat, Waiting};
 
 /// The maximum amount of ciphertext that is received at a time.
@@ -488,6 +489,12 @@ impl<S: Stream> TlsStream<S> {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(0),
             result => result,
         }
+    }
+}
+
+impl<S: Stream> ReadStream for TlsStream<S> {
+    async fn read_into(&mut self, buffer: &mut impl ReadBuffer, _: Internal) -> io::Result<usize> {
+        self.read(buffer).await.0
     }
 }
 

@@ -4,7 +4,7 @@ use std::io::IoSliceMut;
 use std::net::Shutdown;
 
 use bytes::{Buf, BufMut, Bytes};
-use ringloop::net::{TcpStream, UnixStream};
+use ringloop::net::{BufReader, TcpStream, UnixStream};
 use ringloop::spawn;
 
 use crate::cut::at_every_poll;
@@ -263,5 +263,33 @@ fn a_half_whose_other_half_is_dropped_goes_on() {
         assert!(received == *BYTES);
         writing.await.unwrap();
         echo.await.unwrap();
+    });
+}
+
+/// Lines arrive whole and once, whenever a future that reads them is dropped.
+#[test]
+fn reading_lines() {
+    at_every_poll(async |cut| {
+        let (near, mut far) = unix();
+        let sending = spawn(async move {
+            for number in 0..40 {
+                for piece in ["line ", &number.to_string(), "\n"] {
+                    far.write_all(piece.as_bytes()).await.0.unwrap();
+                    a_turn().await;
+                }
+            }
+        });
+        let mut lines = BufReader::with_capacity(5, near).lines();
+        let mut next = 0;
+        let mut reading = async || {
+            while let Some(line) = lines.next_line().await.unwrap() {
+                assert_eq!(line, format!("line {next}"));
+                next += 1;
+            }
+        };
+        cut.run(reading()).await;
+        reading().await;
+        assert_eq!(next, 40);
+        sending.await.unwrap();
     });
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use ringloop::signal::{SignalKind, signal};
 use ringloop::time::{interval, sleep, timeout, timeout_at};
-use ringloop::{Handle, blocking, channel, net, spawn, yield_now};
+use ringloop::{Handle, JoinSet, blocking, channel, net, spawn, yield_now};
 
 use crate::common::LONG;
 use crate::cut::at_every_poll;
@@ -105,6 +105,51 @@ fn a_task_that_is_aborted_drops_what_it_has() {
         cut.run(aborting).await;
         task.abort();
         assert!(task.await.unwrap_err().is_cancelled());
+    });
+}
+
+/// A set's results come once each, whenever waiting for them is given up.
+#[test]
+fn joining_a_set() {
+    at_every_poll(async |cut| {
+        let mut tasks = JoinSet::new();
+        for number in 0..4u32 {
+            tasks.spawn(async move {
+                let _watched = buffer();
+                for _ in 0..number {
+                    yield_now().await;
+                }
+                number
+            });
+        }
+        let sum = Cell::new(0);
+        let joining = async |tasks: &mut JoinSet<u32>| {
+            while let Some(result) = tasks.join_next().await {
+                sum.set(sum.get() + result.unwrap());
+            }
+        };
+        cut.run(joining(&mut tasks)).await;
+        joining(&mut tasks).await;
+        assert_eq!(sum.get(), 6);
+    });
+}
+
+#[test]
+fn shutting_a_set_down() {
+    at_every_poll(async |cut| {
+        let mut tasks = JoinSet::new();
+        for _ in 0..3 {
+            tasks.spawn(async {
+                let _watched = buffer();
+                std::future::pending::<()>().await;
+            });
+        }
+        let whole = async {
+            yield_now().await;
+            tasks.shutdown().await;
+        };
+        cut.run(whole).await;
+        // Dropping it aborts the rest.
     });
 }
 
