@@ -2,7 +2,8 @@
 //!
 //! [`TcpStream`](crate::net::TcpStream), [`UnixStream`](crate::net::UnixStream) and `TlsStream` implement hyper's
 //! `Read` and `Write`, so that hyper can use a connection directly. [`Http`] serves the connections of a
-//! [`Server`](crate::server::Server), and ends them gracefully when it drains. [`Executor`] spawns hyper's own tasks,
+//! [`Server`](crate::server::Server), and ends them gracefully when it drains. [`Client`] sends requests, over
+//! connections that it keeps, and [`Connector`] makes these. [`Executor`] spawns hyper's own tasks,
 //! which HTTP/2 needs, and [`Timer`] implements its timeouts. [`Io`] is for the few places where hyper requires a
 //! connection that is `Send`, such as upgrades.
 //!
@@ -46,6 +47,11 @@
 
 #![allow(unsafe_code)]
 
+mod client;
+mod client_error;
+mod connector;
+mod pool;
+
 use std::any::Any;
 use std::error::Error;
 use std::fmt;
@@ -63,10 +69,14 @@ use hyper::server::conn::{http1, http2};
 use hyper::service::Service;
 use hyper::{Request, Response};
 
-use crate::runtime::{Handle, spawn};
+use crate::runtime::{Handle, spawn, spawn_background};
 use crate::sealed::INTERNAL;
-use crate::server::{Client, Draining};
+use crate::server::{self, Draining};
 use crate::time::{Sleep, sleep, sleep_until};
+
+pub use client::{Client, ClientOptions, RequestBody};
+pub use client_error::ClientError;
+pub use connector::{ClientStream, Connector};
 
 /// Serves HTTP on the connections of a [`Server`](crate::server::Server): HTTP/2 if `h2` was negotiated by ALPN,
 /// otherwise HTTP/1.1.
@@ -127,7 +137,12 @@ impl Http {
     ///
     /// # Errors
     /// Returns hyper's errors, as an [`io::Error`].
-    pub async fn serve<C, S, B>(&self, connection: C, client: &Client, service: S) -> io::Result<()>
+    pub async fn serve<C, S, B>(
+        &self,
+        connection: C,
+        client: &server::Client,
+        service: S,
+    ) -> io::Result<()>
     where
         C: Negotiated + Read + Write + Unpin + 'static,
         S: Service<Request<Incoming>, Response = Response<B>> + 'static,
@@ -224,6 +239,19 @@ impl<F: Future + 'static> hyper::rt::Executor<F> for Executor {
     /// Panics if it is called outside of a runtime.
     fn execute(&self, future: F) {
         drop(spawn(future));
+    }
+}
+
+/// Spawns hyper's own tasks as ringloop tasks [in the background](crate::spawn_background), for clients: no shutdown waits for
+/// a connection to another server that is kept for later.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct BackgroundExecutor;
+
+impl<F: Future + 'static> hyper::rt::Executor<F> for BackgroundExecutor {
+    /// # Panics
+    /// Panics if it is called outside of a runtime.
+    fn execute(&self, future: F) {
+        drop(spawn_background(future));
     }
 }
 

@@ -63,7 +63,7 @@ impl<S: Stream> ReadStream for OwnedReadHalf<S> {
 /// ```
 pub struct BufReader<R> {
     stream: R,
-    /// What was read. It is allocated by the first read.
+    /// The bytes that were read. It is allocated by the first read.
     buffer: Vec<u8>,
     /// How much of it was consumed.
     consumed: usize,

@@ -10,7 +10,7 @@ use std::task::{Context, Poll, Wake, Waker, ready};
 use slab::Slab;
 
 use super::spawn;
-use crate::shared::Shared;
+use crate::budget;
 use crate::task::{AbortHandle, JoinError, JoinHandle};
 
 /// A set of tasks, whose results are returned in the order in which the tasks end. Dropping the set aborts the tasks
@@ -188,9 +188,7 @@ impl<T> JoinSet<T> {
         if self.tasks.is_empty() {
             return Poll::Ready(None);
         }
-        if let Some(shared) = Shared::try_current() {
-            ready!(shared.poll_budget(context));
-        }
+        ready!(budget::poll(context));
         // Cloning a waker may run user code, so it is done without the lock.
         let waker = context.waker().clone();
         let before = self.ended.state().waiter.replace(waker);

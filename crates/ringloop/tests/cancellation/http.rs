@@ -12,12 +12,12 @@ use hyper::client::conn::{http1 as client1, http2 as client2};
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper::{Request, Response};
-use ringloop::hyper::{Executor, Http, Timer};
-use ringloop::net::TcpStream;
+use ringloop::hyper::{Client, ClientOptions, Connector, Executor, Http, Timer};
+use ringloop::net::{TcpListener, TcpStream};
 use ringloop::server::Server;
-use ringloop::spawn;
 use ringloop::time::timeout;
 use ringloop::tls::{TlsConnector, TlsStream};
+use ringloop::{JoinSet, spawn};
 
 use crate::certificates;
 use crate::common::LONG;
@@ -195,3 +195,52 @@ async fn secure(stream: TcpStream) -> TlsStream {
 a_server!(a_server_of_http2_over_tls, with_http2, |stream| {
     client2::handshake(Executor, secure(stream).await)
 });
+
+/// A request of a pool is dropped after each poll. The next one gets its answer, also where there may be one connection.
+macro_rules! a_pool {
+    ($name:ident, $http2_only:expr, $serve:expr) => {
+        #[test]
+        fn $name() {
+            at_every_poll(async |cut| {
+                let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+                let uri = format!("http://{}/", listener.local_addr().unwrap());
+                let server = spawn(async move {
+                    let mut connections = JoinSet::new();
+                    loop {
+                        let (stream, _) = listener.accept().await.unwrap();
+                        connections.spawn($serve(stream));
+                    }
+                })
+                .abort_on_drop();
+                let mut options = ClientOptions::default();
+                options.connections_per_host = 1;
+                options.http2_only = $http2_only;
+                let client = Client::with_options(Connector::new(), options);
+                let ask = async |length: usize| {
+                    let body = Full::new(Bytes::from_static(&BYTES[..length]));
+                    let request = Request::post(&uri).body(body).unwrap();
+                    let response = client.request(request).await.unwrap();
+                    let body = response.into_body().collect().await.unwrap().to_bytes();
+                    assert!(body == BYTES[..length]);
+                };
+                let asking = async {
+                    for length in LENGTHS {
+                        ask(length).await;
+                    }
+                };
+                cut.run_keeping_wakers(asking).await;
+                ask(5).await;
+                drop((client, server));
+            });
+        }
+    };
+}
+
+a_pool!(a_pool_of_http1, false, |stream| http1::Builder::new()
+    .timer(Timer)
+    .serve_connection(stream, service_fn(echo)));
+a_pool!(a_pool_of_http2, true, |stream| http2::Builder::new(
+    Executor
+)
+.timer(Timer)
+.serve_connection(stream, service_fn(echo)));

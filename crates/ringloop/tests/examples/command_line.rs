@@ -27,6 +27,7 @@ fn an_error_is_one_line_and_code_1() {
         ("chat", &[]),
         ("static_files", &[]),
         ("proxy", to),
+        ("http_proxy", &["--to", "http://127.0.0.1:1"]),
         ("tls_echo", &[]),
     ] {
         for workers in ["1", "2"] {
@@ -52,6 +53,16 @@ fn an_error_is_one_line_and_code_1() {
             "proxy",
             &["--to", "nowhere"],
             "error: --to nowhere: invalid socket address\n",
+        ),
+        (
+            "http_proxy",
+            &["--to", "nowhere"],
+            "error: --to nowhere: use http://HOST:PORT\n",
+        ),
+        (
+            "http_proxy",
+            &["--to", "https://127.0.0.1"],
+            "error: --to https://127.0.0.1/: add --trust\n",
         ),
         (
             "echo",
@@ -82,6 +93,7 @@ fn each_program_explains_itself() {
         ("echo", "Sends back what it receives"),
         ("chat", "A chat room"),
         ("proxy", "Passes TCP connections on"),
+        ("http_proxy", "Passes HTTPS requests on"),
         ("http_hello", "Hello, World!"),
         ("http_raw", "every HTTP request"),
         ("axum_hello", "Says hello"),

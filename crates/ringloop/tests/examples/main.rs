@@ -6,6 +6,7 @@ mod command_line;
 mod common;
 mod echo;
 mod http;
+mod http_proxy;
 mod program;
 mod proxy;
 mod static_files;

@@ -84,10 +84,7 @@ impl Program {
         } else {
             "SIGTERM"
         };
-        assert!(
-            said.starts_with(&format!("{name}: waiting up to ")),
-            "{said}"
-        );
+        assert!(said.contains(&format!("{name}: waiting up to ")), "{said}");
         said
     }
 
