@@ -43,6 +43,11 @@ impl Drain {
         }
     }
 
+    /// How many [`Stopping`] there are.
+    pub(crate) fn held(&self) -> usize {
+        self.held.get()
+    }
+
     /// Ready when nobody holds a [`Stopping`].
     pub(crate) fn poll_released(&self, context: &Context<'_>) -> Poll<()> {
         if self.held.get() == 0 {

@@ -350,7 +350,9 @@ impl Worker {
                         shared.stopping.poll_released(context)
                     });
                     if timeout(stop.patience, ended).await.is_err() {
-                        trace::tasks_dropped(shared.tasks.left(stop.awaited) as u64);
+                        let holders = shared.stopping.held();
+                        let left = shared.tasks.left(stop.awaited).max(holders);
+                        trace::tasks_dropped(left as u64);
                     }
                 });
             })?;

@@ -407,7 +407,8 @@ pub fn spawn<F: Future + 'static>(future: F) -> JoinHandle<F::Output> {
 
 /// Spawns a future as [`spawn`] does, as a task that no shutdown waits for: neither that of a [`Pool`](crate::Pool) nor that
 /// of a [server](crate::server::Running::shutdown), although the task of a connection may have spawned it. The same holds for
-/// the tasks that it spawns. It suits what is kept for later, such as an idle connection to another server.
+/// the tasks that it spawns. It suits what is kept for later, such as an idle connection to another server. While it holds a
+/// [`Stopping`](crate::Stopping), it is waited for after all.
 ///
 /// # Panics
 /// Panics if it is called outside of a runtime.

@@ -36,6 +36,7 @@ mod handler;
 mod handover;
 mod idle;
 mod listeners;
+mod mailbox;
 mod running;
 mod service;
 mod wire;
@@ -63,10 +64,10 @@ use crate::task::Role;
 #[cfg(feature = "tls")]
 use crate::tls::{TlsAcceptor, TlsStream};
 use accepting::{Accepting, Worker, accept};
-use conversation::Conversation;
+use conversation::{Conversation, PanicCounter};
 use counters::WorkerCounters;
 use handover::Restart;
-use listeners::{Place, open};
+use listeners::{Listening, Place, open};
 use service::Stop;
 use wire::Wire;
 
@@ -76,6 +77,7 @@ pub use drain::Draining;
 pub use end_signals::{EndSignals, Signal};
 pub use handler::{Connection, Handler};
 pub use listeners::inherited_listeners;
+pub use mailbox::ConnectionHandle;
 pub use running::Running;
 pub use service::Service;
 
@@ -157,8 +159,8 @@ impl Server {
     /// Creates a server for sockets that listen already, such as those of [systemd](inherited_listeners), with one worker per
     /// usable CPU. The sockets are made non-blocking.
     ///
-    /// If another process may listen on them, too, connections that wait when this server ends are left to it, unless they
-    /// can be accepted at once.
+    /// Another process may listen on them, too. When this server ends, it serves the connections that wait by then, and
+    /// leaves later ones to that process.
     ///
     /// ```
     /// # use ringloop::server::{Connection, Handler, Server};
@@ -299,7 +301,8 @@ impl<S: Transport> Server<S> {
     }
 
     /// Sets whether other programs with the same option may listen on this address and share its connections
-    /// (`SO_REUSEPORT`), for example to restart without a gap. By default, an address in use is an error.
+    /// (`SO_REUSEPORT`), and the kernel divides them. By default, an address in use is an error. To restart a program, use
+    /// [`restart_path`](Self::restart_path) instead.
     ///
     /// ```
     /// # use ringloop::server::{Connection, Handler, Server};
@@ -381,7 +384,7 @@ impl<S: Transport> Server<S> {
 
     /// Starts the server as [`start_on`](Self::start_on) does, with state for each worker: `make` is called once in each
     /// worker's thread, with its number, and returns what creates a handler for each connection there. What the handlers of
-    /// a worker share need not be `Send`.
+    /// a worker share need not be `Send`. If `make` panics, that worker serves no connection of this server.
     ///
     /// ```
     /// use ringloop::server::{Connection, Handler, Server};
@@ -414,13 +417,13 @@ impl<S: Transport> Server<S> {
         N: Fn() -> H + 'static,
         H: Handler,
     {
-        self.start_handlers(pool, Vec::new(), make)
+        self.start_handlers(pool, None, make)
     }
 
     fn start_handlers<M, N, H>(
         self,
         pool: &Pool,
-        taken: Vec<StdListener>,
+        taken: Option<Vec<Listening>>,
         make: M,
     ) -> io::Result<Service>
     where
@@ -466,14 +469,14 @@ impl<S: Transport> Server<S> {
 
     fn serve_until_told(
         self,
-        start: impl FnOnce(Self, &Pool, Vec<StdListener>) -> io::Result<Service>,
+        start: impl FnOnce(Self, &Pool, Option<Vec<Listening>>) -> io::Result<Service>,
     ) -> io::Result<()> {
         let signals = EndSignals::listen()?;
         let drain_timeout = self.options.drain_timeout;
         let path = self.options.restart_path.clone();
         let (restart, taken) = path.map(Restart::begin).transpose()?.unzip();
         let pool = self.new_pool()?;
-        let service = start(self, &pool, taken.unwrap_or_default())?;
+        let service = start(self, &pool, taken)?;
         Running::new(service, pool).run(signals, drain_timeout, restart)
     }
 
@@ -529,13 +532,13 @@ impl<S: Transport> Server<S> {
         N: Fn(S, Client) -> F + 'static,
         F: Future<Output = io::Result<()>> + 'static,
     {
-        self.start_functions(pool, Vec::new(), make)
+        self.start_functions(pool, None, make)
     }
 
     fn start_functions<M, N, F>(
         self,
         pool: &Pool,
-        taken: Vec<StdListener>,
+        taken: Option<Vec<Listening>>,
         make: M,
     ) -> io::Result<Service>
     where
@@ -575,11 +578,12 @@ impl<S: Transport> Server<S> {
     /// Starts the workers. Each calls `make` once. The result is called with the address of each connection, and what
     /// that returns is called with the connection itself, and returns the future that serves it.
     ///
-    /// `idle_timeout` is for futures that do not track idleness themselves.
+    /// `idle_timeout` is for futures that do not track idleness themselves. `taken` are the sockets of the process that ran
+    /// before; `None` if those of this one will not be handed over.
     fn start_workers<M, G, N, F>(
         self,
         pool: &Pool,
-        taken: Vec<StdListener>,
+        taken: Option<Vec<Listening>>,
         idle_timeout: Option<Duration>,
         make: M,
     ) -> io::Result<Service>
@@ -608,7 +612,13 @@ impl<S: Transport> Server<S> {
             ));
         }
         let workers = pool.workers();
-        let listeners = open(&self.options.places, workers, &self.options.listener, taken)?;
+        let may_be_handed_over = taken.is_some();
+        let listeners = open(
+            &self.options.places,
+            workers,
+            &self.options.listener,
+            taken.unwrap_or_default(),
+        )?;
         let mut addresses = Vec::new();
         let mut sockets = Vec::new();
         for listening in listeners.iter().flatten() {
@@ -616,8 +626,11 @@ impl<S: Transport> Server<S> {
             if !addresses.contains(&address) {
                 addresses.push(address);
             }
-            if self.options.restart_path.is_some() {
-                sockets.push(listening.socket.try_clone()?);
+            if may_be_handed_over && !listening.is_copy {
+                sockets.push(Listening {
+                    socket: listening.socket.try_clone()?,
+                    ..*listening
+                });
             }
         }
         let permits = Arc::new(Semaphore::new(self.options.max_connections));
@@ -636,9 +649,10 @@ impl<S: Transport> Server<S> {
             };
             let (make, stopped) = (make.clone(), stopped.clone());
             let begin = move || async move {
+                let _guard = PanicCounter(&own_counters);
                 let worker = Worker {
                     number,
-                    counters: own_counters,
+                    counters: Arc::clone(&own_counters),
                     drain: Rc::default(),
                 };
                 let begin = Rc::new(make(worker.clone()));

@@ -123,8 +123,12 @@ impl Program {
     }
 
     fn terminate(&self) {
+        self.signal(libc::SIGTERM);
+    }
+
+    fn signal(&self, signal: i32) {
         // SAFETY: takes no memory of ours. The child is ours, and has not been waited for.
-        unsafe { libc::kill(self.0.id().cast_signed(), libc::SIGTERM) };
+        unsafe { libc::kill(self.0.id().cast_signed(), signal) };
     }
 }
 
@@ -158,9 +162,11 @@ impl Drop for Folder {
     }
 }
 
-/// An address that is free; nobody else takes it so soon.
+/// An address that is free. Only this process uses this host's address, so nobody else takes it.
 fn free_address() -> SocketAddr {
-    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let [_, _, high, low] = process::id().to_be_bytes();
+    let host = format!("127.77.{high}.{low}");
+    let taken = TcpListener::bind((host.as_str(), 0)).unwrap();
     taken.local_addr().unwrap()
 }
 
@@ -247,13 +253,21 @@ fn a_successor_that_fails_changes_nothing(backend: &str) {
     for takes in [true, false] {
         let mut link = std::os::unix::net::UnixStream::connect(&path).unwrap();
         if takes {
+            link.write_all(b"t").unwrap();
             link.read_exact(&mut [0; 4]).unwrap();
         }
         drop(link);
         ask(address).unwrap();
     }
     // A connection that waits for the server when it ends is served by it: nobody else does.
+    server.signal(libc::SIGSTOP);
+    let mut waiting = TcpStream::connect(address).unwrap();
+    waiting.write_all(b"hello").unwrap();
     server.terminate();
+    server.signal(libc::SIGCONT);
+    let mut answer = [0; 5];
+    waiting.read_exact(&mut answer).expect("it was dropped");
+    assert_eq!(&answer, b"hello");
     server.wait();
     TcpStream::connect(address).expect_err("nobody listens any more");
 }
@@ -315,10 +329,16 @@ fn spawn_with_fifth(command: &mut Command, descriptor: OwnedFd) -> Child {
     use std::os::fd::AsRawFd;
     use std::os::unix::process::CommandExt;
     let number = descriptor.as_raw_fd();
-    // SAFETY: dup2(2) may be called between fork(2) and exec(2), and the descriptor is open until then.
+    // SAFETY: dup2(2) and fcntl(2) may be called between fork(2) and exec(2), and the descriptor is open until then.
     unsafe {
         command.pre_exec(move || {
-            if libc::dup2(number, 5) < 0 {
+            // A descriptor that has the number already would be closed by exec(2).
+            let result = if number == 5 {
+                libc::fcntl(number, libc::F_SETFD, 0)
+            } else {
+                libc::dup2(number, 5)
+            };
+            if result < 0 {
                 return Err(io::Error::last_os_error());
             }
             Ok(())

@@ -59,9 +59,9 @@ impl Acceptor {
 
     /// Lets no more connections begin, so that those in the kernel's queue can all be accepted before the end.
     ///
-    /// The kernel resets those that wait at a TCP socket when it is closed. So it cannot be closed while they wait, and
-    /// accepting them would not end while more arrive. So the first packet of a new one is dropped. Its client sends it
-    /// again a second later, and by then either reaches another socket that listens there, or is refused.
+    /// The kernel resets those that wait at a TCP socket when it is closed, and accepting them all would not end while more
+    /// arrive. That is why the first packet of a new one is dropped. Its client sends it again a second later, and by then
+    /// either reaches another socket that listens there, or is refused.
     pub(crate) fn refuse_more(&self) {
         // Sandboxes may lack packet filters. Some connections may then be reset.
         let _ = self.socket().attach_filter(&DROP_SYN);

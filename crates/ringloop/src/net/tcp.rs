@@ -150,7 +150,7 @@ impl TcpListener {
         Ok(socket)
     }
 
-    fn listen(socket: &Socket, options: &TcpListenerOptions) -> io::Result<()> {
+    pub(crate) fn listen(socket: &Socket, options: &TcpListenerOptions) -> io::Result<()> {
         socket.listen(i32::try_from(options.backlog).unwrap_or(i32::MAX))
     }
 

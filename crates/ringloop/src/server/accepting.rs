@@ -22,16 +22,21 @@ use super::listeners::Listening;
 use super::wire::Wire;
 use crate::drain::{Drain, Listener};
 use crate::net::{TcpListener, TcpStream};
-use crate::runtime::yield_now;
+use crate::runtime::{consume_budget, yield_now};
 use crate::sealed::INTERNAL;
 use crate::shared::Shared;
 use crate::task::Role;
-use crate::time::sleep;
+use crate::time::{Instant, sleep};
 use crate::trace;
 
 /// How long to wait if the process has too few descriptors or too little memory for a connection: at first, and at
 /// most.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
+
+/// How long a server that ends, and has connections, keeps its listeners for handshakes of TCP that are in progress; and how
+/// often it looks.
+const HANDSHAKES_MAX: Duration = Duration::from_millis(250);
+const HANDSHAKES_TICK: Duration = Duration::from_millis(10);
 
 /// How many connections a server that ends accepts at most from a socket, twice. The kernel's queue is usually limited to 4096
 /// (`net.core.somaxconn`).
@@ -121,20 +126,19 @@ pub(super) async fn accept<S, G, N, F>(
     };
     // In this order: the connections that end make room for those that wait.
     worker.drain.begin();
-    let has_successor = accepting.has_successor.load(Ordering::Acquire);
-    if !is_shared && !has_successor {
+    let is_shared = is_shared || accepting.has_successor.load(Ordering::Acquire);
+    if !is_shared {
         listener.refuse_more();
     }
     if let Some(accepted) = held_back {
         serve(accepted, permits.acquire_arc().await);
     }
-    if has_successor {
-        return;
-    }
-    // Twice, with a turn in between: handshakes of TCP may have been in progress.
-    for _ in 0..2 {
+    let end = Instant::now() + HANDSHAKES_MAX;
+    let mut passes = 0;
+    loop {
         // If others listen on the socket, too, new connections may never end.
         for _ in 0..QUEUED_MAX {
+            consume_budget().await;
             match listener.try_accept() {
                 Ok(None) => break,
                 Ok(Some(accepted)) => {
@@ -144,7 +148,14 @@ pub(super) async fn accept<S, G, N, F>(
                 Err(error) => back_off.wait(&error).await,
             }
         }
-        yield_now().await;
+        passes += 1;
+        if passes == 1 {
+            yield_now().await;
+        } else if is_shared || worker.counters.live() == 0 || Instant::now() >= end {
+            return;
+        } else {
+            sleep(HANDSHAKES_TICK).await;
+        }
     }
 }
 

@@ -16,6 +16,7 @@ use super::counters::{WorkerCounters, count};
 use super::drain::FirstBytes;
 use super::handler::{Connection, Handler};
 use super::idle::Idle;
+use super::mailbox::Inbox;
 use super::wire::Wire;
 use crate::drain::{Drain, Listener};
 use crate::net::stream::HasCore;
@@ -42,6 +43,8 @@ pub(super) struct Conversation<H, W: Wire> {
     first_bytes: Option<FirstBytes>,
     asked: Asked,
     idle: Option<Box<Idle>>,
+    /// Only if others have asked for a handle.
+    inbox: Option<Inbox>,
     /// The end of the time that the peer has to close its side, too.
     lingering: Option<Box<Sleep>>,
     counters: Arc<WorkerCounters>,
@@ -72,6 +75,7 @@ impl<H: Handler, W: Wire> Conversation<H, W> {
             first_bytes: Some(FirstBytes::from(Instant::now())),
             asked: Asked::default(),
             idle,
+            inbox: None,
             lingering: None,
             counters,
         }
@@ -84,6 +88,7 @@ impl<H: Handler, W: Wire> Conversation<H, W> {
             &mut Connection {
                 link: self.wire.link(&mut self.unsent, INTERNAL),
                 is_closing: &mut self.is_closing,
+                inbox: &mut self.inbox,
                 peer: self.peer,
             },
         )
@@ -111,6 +116,9 @@ impl<H: Handler, W: Wire> Conversation<H, W> {
             if self.is_closing {
                 return self.poll_finish(context);
             }
+            if self.poll_inbox(context)?.is_ready() {
+                continue;
+            }
             match self.poll_data(context) {
                 Poll::Ready(is_over) => {
                     if is_over? {
@@ -132,6 +140,17 @@ impl<H: Handler, W: Wire> Conversation<H, W> {
                 }
             }
         }
+    }
+
+    /// Writes what others have written to this connection. Pending if there is nothing.
+    fn poll_inbox(&mut self, context: &Context<'_>) -> Poll<io::Result<()>> {
+        let Some(inbox) = &self.inbox else {
+            return Poll::Pending;
+        };
+        let (writes, is_closing) = ready!(inbox.poll(context));
+        self.is_closing |= is_closing;
+        self.call(|_, connection| writes.iter().try_for_each(|bytes| connection.write(bytes)))?;
+        Poll::Ready(Ok(()))
     }
 
     /// Whether the server drains, and a new connection has had its time.
@@ -197,6 +216,7 @@ impl<H: Handler, W: Wire> Conversation<H, W> {
             wire,
             unsent,
             is_closing,
+            inbox,
             peer,
             first_bytes,
             ..
@@ -209,6 +229,7 @@ impl<H: Handler, W: Wire> Conversation<H, W> {
             let mut connection = Connection {
                 link: wire.link(unsent, INTERNAL),
                 is_closing,
+                inbox,
                 peer: *peer,
             };
             handler.data(&mut connection, bytes).map(|()| false)
@@ -410,7 +431,7 @@ where
 }
 
 /// Counts a panic that unwinds through it.
-struct PanicCounter<'a>(&'a WorkerCounters);
+pub(super) struct PanicCounter<'a>(pub(super) &'a WorkerCounters);
 
 impl Drop for PanicCounter<'_> {
     fn drop(&mut self) {

@@ -55,6 +55,14 @@ pub(super) struct WorkerCounters {
     pub(super) handshake_errors: AtomicU64,
 }
 
+impl WorkerCounters {
+    /// How many connections are alive.
+    pub(super) fn live(&self) -> u64 {
+        let ended = self.ended.load(Ordering::Relaxed);
+        self.accepted.load(Ordering::Relaxed).saturating_sub(ended)
+    }
+}
+
 pub(super) fn count(counter: &AtomicU64) {
     counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
 }

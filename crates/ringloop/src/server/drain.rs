@@ -64,8 +64,9 @@ impl Beginning {
 /// Waits until the server begins to drain. Created by [`Client::draining`](super::Client::draining).
 ///
 /// It completes a little after draining begins: when whoever reads from the connection has read what had arrived by
-/// then. A new connection, whose peer has sent nothing yet, has up to a second from its beginning to do so. So a `select` of a read and this future, in this order, handles all of that first. Keep it until it completes: a
-/// new one starts over, and never completes in its first poll. To ask without waiting, use
+/// then. A new connection whose peer has sent nothing yet has up to a second from its beginning to do so. A `select` of a
+/// read and this future, in this order, therefore handles all of that first. Keep it until it completes: a new one starts
+/// over, and never completes in its first poll. To ask without waiting, use
 /// [`Client::is_draining`](super::Client::is_draining).
 #[must_use = "a future does nothing unless it is awaited"]
 pub struct Draining {

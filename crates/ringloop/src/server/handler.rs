@@ -1,8 +1,10 @@
 //! Handlers, and the connections that are passed to them.
 
+use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 
+use super::mailbox::{ConnectionHandle, Inbox};
 use super::wire::Link;
 use crate::net::TcpStream;
 #[cfg(feature = "tls")]
@@ -84,10 +86,10 @@ pub trait Handler: 'static {
 }
 
 /// A connection, as its [`Handler`] uses it.
-#[derive(Debug)]
 pub struct Connection<'a> {
     pub(super) link: Link<'a>,
     pub(super) is_closing: &'a mut bool,
+    pub(super) inbox: &'a mut Option<Inbox>,
     pub(super) peer: SocketAddr,
 }
 
@@ -114,6 +116,12 @@ impl Connection<'_> {
         *self.is_closing = true;
     }
 
+    /// Returns a handle by which others can write to this connection, and close it. Clone it as you like; one that is kept
+    /// keeps nothing alive.
+    pub fn handle(&mut self) -> ConnectionHandle {
+        self.inbox.get_or_insert_default().handle()
+    }
+
     /// The address of the peer.
     pub fn peer_addr(&self) -> SocketAddr {
         self.peer
@@ -135,5 +143,16 @@ impl Connection<'_> {
             Link::Plain { .. } => None,
             Link::Tls(stream) => Some(stream),
         }
+    }
+}
+
+impl fmt::Debug for Connection<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Connection")
+            .field("peer", &self.peer)
+            .field("link", &self.link)
+            .field("is_closing", &self.is_closing)
+            .finish_non_exhaustive()
     }
 }

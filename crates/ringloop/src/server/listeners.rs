@@ -29,6 +29,8 @@ pub(super) struct Listening {
     pub(super) socket: StdListener,
     /// See [`Place::Socket`].
     pub(super) is_shared: bool,
+    /// Whether it is a second descriptor of a socket that another worker has, too.
+    pub(super) is_copy: bool,
 }
 
 /// Binds what has to be bound, and returns the sockets of each worker. `taken` are those of the process that ran before,
@@ -40,14 +42,14 @@ pub(super) fn open(
     places: &[Place],
     workers: usize,
     options: &TcpListenerOptions,
-    mut taken: Vec<StdListener>,
+    mut taken: Vec<Listening>,
 ) -> io::Result<Vec<Vec<Listening>>> {
     let mut each: Vec<Vec<Listening>> = (0..workers).map(|_| Vec::new()).collect();
     let mut given: Vec<(SocketAddr, Vec<Listening>)> = Vec::new();
     for place in places {
         match place {
             Place::Address(address) => {
-                let found = take_bound(address, &mut taken)?;
+                let found = take_bound(address, &mut taken, options)?;
                 if !found.is_empty() {
                     divide(found, &mut each)?;
                     continue;
@@ -56,6 +58,7 @@ pub(super) fn open(
                     own.push(Listening {
                         socket,
                         is_shared: false,
+                        is_copy: false,
                     });
                 }
             }
@@ -67,6 +70,7 @@ pub(super) fn open(
                 let socket = Listening {
                     socket: listener.try_clone()?,
                     is_shared: *is_shared,
+                    is_copy: false,
                 };
                 match given.iter_mut().find(|(other, _)| *other == address) {
                     Some((_, sockets)) => sockets.push(socket),
@@ -82,32 +86,36 @@ pub(super) fn open(
 }
 
 /// Takes those that are bound to an address.
-fn take_bound(address: &str, taken: &mut Vec<StdListener>) -> io::Result<Vec<Listening>> {
+fn take_bound(
+    address: &str,
+    taken: &mut Vec<Listening>,
+    options: &TcpListenerOptions,
+) -> io::Result<Vec<Listening>> {
     if taken.is_empty() {
         return Ok(Vec::new());
     }
     let addresses: Vec<SocketAddr> = address.to_socket_addrs()?.collect();
-    let is_bound = |socket: &mut StdListener| {
-        let bound = socket.local_addr();
+    let is_bound = |listening: &mut Listening| {
+        let bound = listening.socket.local_addr();
         bound.is_ok_and(|bound| addresses.contains(&bound))
     };
-    Ok(taken
-        .extract_if(.., is_bound)
-        .map(|socket| Listening {
-            socket,
-            is_shared: false,
-        })
-        .collect())
+    let found: Vec<_> = taken.extract_if(.., is_bound).collect();
+    for listening in &found {
+        // The length of the queue may be another one now.
+        TcpListener::listen(&SockRef::from(&listening.socket), options)?;
+    }
+    Ok(found)
 }
 
 /// Divides sockets of one address among the workers: each worker has at least one of them, and each socket has a worker.
 fn divide(sockets: Vec<Listening>, each: &mut [Vec<Listening>]) -> io::Result<()> {
     let (count, workers) = (sockets.len(), each.len());
     for worker in count..workers {
-        let Listening { socket, is_shared } = &sockets[worker % count];
+        let original = &sockets[worker % count];
         each[worker].push(Listening {
-            socket: socket.try_clone()?,
-            is_shared: *is_shared,
+            socket: original.socket.try_clone()?,
+            is_shared: original.is_shared,
+            is_copy: true,
         });
     }
     for (index, socket) in sockets.into_iter().enumerate() {
@@ -156,7 +164,7 @@ fn bind_each(
 /// environment, but mean nothing to processes with another id.
 ///
 /// # Errors
-/// Returns `InvalidInput` if one of the descriptors is no TCP socket, or does not listen.
+/// Returns `InvalidInput` if one of the descriptors is not a TCP socket, or does not listen.
 ///
 /// ```no_run
 /// use ringloop::server::{Connection, Handler, Server, inherited_listeners};
@@ -209,6 +217,7 @@ mod tests {
             .map(|socket| Listening {
                 socket,
                 is_shared: false,
+                is_copy: false,
             })
             .collect();
         let mut each: Vec<_> = (0..workers).map(|_| Vec::new()).collect();

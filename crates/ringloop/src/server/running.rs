@@ -73,13 +73,13 @@ impl Running {
     /// Stops listening, asks the connections to end ([`Handler::draining`](super::Handler::draining), [`Client::draining`](super::Client::draining)), gives them
     /// `patience` to do so, and then cuts off those that are left.
     ///
-    /// Connections that the kernel has accepted by then are served first, also those beyond the [maximum
-    /// number](super::Server::max_connections), and so are handshakes in progress. A new connection has up to a second from
+    /// Connections that the kernel has accepted by then are served first, including those beyond the [maximum
+    /// number](super::Server::max_connections), and handshakes in progress are completed. A new connection has up to a second from
     /// its beginning to send something. A connection that a handler closes ends when its peer closes it, too, at most 2 s
     /// later ([`Connection::close`](super::Connection::close)).
     ///
-    /// What the tasks of connections have [spawned](crate::spawn) counts as theirs, and has the same time. Other tasks on
-    /// the workers are told, if they have asked for it ([`stopping`](crate::stopping)), and dropped when the connections have
+    /// What the tasks of connections have [spawned](crate::spawn) on their workers counts as theirs, and has the same time.
+    /// Other tasks on the workers are told, if they have asked for it ([`stopping`](crate::stopping)), and dropped when the connections have
     /// ended.
     ///
     /// This blocks, as [`Pool::shutdown`] does, and does nothing in a child after fork(2).
@@ -98,12 +98,13 @@ impl Running {
         let closer = signals.closer();
         let offer = restart
             .map(|restart| restart.offer(&mut self.service, move || closer.close()))
-            .transpose()?;
-        signals.wait();
-        if let Some(offer) = offer {
-            offer.stop();
-        }
+            .transpose();
+        let result = offer.map(|offer| {
+            signals.wait();
+            drop(offer);
+        });
+        // Also after an error: connections have been accepted.
         self.shutdown(patience);
-        Ok(())
+        result
     }
 }

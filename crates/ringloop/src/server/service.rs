@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::mem;
-use std::net::{SocketAddr, TcpListener as StdListener};
+use std::net::SocketAddr;
 use std::process;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -10,12 +10,13 @@ use std::sync::atomic::AtomicBool;
 use async_channel::Sender;
 
 use super::counters::{Counters, WorkerCounters};
+use super::listeners::Listening;
 
 /// A server that runs on a [`Pool`](crate::Pool) of the program's, perhaps beside others. Created by
 /// [`Server::start_on`](super::Server::start_on).
 ///
-/// When it is dropped, it stops listening and asks its connections to end, which may go on meanwhile. Shutting down the pool
-/// does the same, and waits for them.
+/// When it is dropped, it stops listening and asks its connections to end. They may continue for a while; nothing waits for
+/// them. Shutting down the pool does the same, and waits for them.
 ///
 /// ```
 /// use ringloop::server::Server;
@@ -47,7 +48,7 @@ pub struct Service {
     pub(super) stop: Stop,
     pub(super) counters: Vec<Arc<WorkerCounters>>,
     /// The sockets that it listens on, if they may be handed over.
-    pub(super) sockets: Vec<StdListener>,
+    pub(super) sockets: Vec<Listening>,
     /// Whether another process may accept from them.
     pub(super) has_successor: Arc<AtomicBool>,
 }

@@ -23,15 +23,19 @@ pub(crate) fn user() -> u32 {
 /// Takes the descriptors that were passed to this process by `LISTEN_FDS` and `LISTEN_PID`; none from the second call on.
 pub(crate) fn inherited_descriptors() -> io::Result<Vec<OwnedFd>> {
     static ARE_TAKEN: AtomicBool = AtomicBool::new(false);
-    let number = |name| env::var(name).ok().and_then(|value| value.parse().ok());
-    if number("LISTEN_PID") != Some(process::id()) || ARE_TAKEN.swap(true, Ordering::AcqRel) {
+    let is_ours = env::var("LISTEN_PID").is_ok_and(|id| id.parse() == Ok(process::id()));
+    let Some(count) = env::var_os("LISTEN_FDS").filter(|_| is_ours) else {
+        return Ok(Vec::new());
+    };
+    if ARE_TAKEN.swap(true, Ordering::AcqRel) {
         return Ok(Vec::new());
     }
-    let count = number("LISTEN_FDS").and_then(|count| RawFd::try_from(count).ok());
+    let count = count.to_str().and_then(|count| count.parse::<u16>().ok());
+    let count = count.map(RawFd::from);
     let Some(end) = count.and_then(|count| FIRST_INHERITED.checked_add(count)) else {
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
-            "LISTEN_FDS is no number of descriptors",
+            "LISTEN_FDS is not a number of descriptors",
         ));
     };
     for descriptor in FIRST_INHERITED..end {

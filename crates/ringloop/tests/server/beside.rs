@@ -60,7 +60,7 @@ fn what_a_connection_has_spawned_belongs_to_it() {
                 async move {
                     drop(spawn(async move {
                         client.draining().await;
-                        // A task of a task, and one that is sent to the other worker.
+                        // A task of a task.
                         drop(spawn(async move {
                             sleep(Duration::from_millis(50)).await;
                             sender.send("recorded").unwrap();

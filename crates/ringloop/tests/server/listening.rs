@@ -77,7 +77,7 @@ fn sockets_that_listen_already_are_shared_by_all_workers() {
 
 /// As with systemd, which keeps its sockets.
 #[test]
-fn connections_at_a_socket_of_somebody_elses_are_served_or_left() {
+fn connections_at_a_socket_that_others_share_are_served_or_left() {
     for backend in backends() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();

@@ -11,6 +11,7 @@ mod handshakes;
 mod idling;
 mod limits;
 mod listening;
+mod outside;
 mod panics;
 mod queued;
 mod shutdown;
