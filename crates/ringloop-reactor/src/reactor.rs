@@ -99,6 +99,7 @@ pub struct Reactor {
     driver: Driver,
     policy: Policy,
     turns: u64,
+    turn_ended_ns: u64,
 }
 
 impl Reactor {
@@ -114,6 +115,7 @@ impl Reactor {
             driver: Driver::new(&config.driver)?,
             policy: Policy::new(config.busy_poll, usable_cpus()),
             turns: 0,
+            turn_ended_ns: 0,
         })
     }
 
@@ -125,6 +127,7 @@ impl Reactor {
             driver,
             policy: Policy::new(BusyPoll::Off, 1),
             turns: 0,
+            turn_ended_ns: 0,
         }
     }
 
@@ -183,6 +186,13 @@ impl Reactor {
         }
     }
 
+    /// When the last [`turn`](Self::turn) ended, in nanoseconds of [`clock::now_ns`]; 0 before the first. It saves a reading
+    /// of the clock.
+    #[inline]
+    pub fn turn_ended_ns(&self) -> u64 {
+        self.turn_ended_ns
+    }
+
     /// Time spent waiting, asleep and polling.
     #[inline]
     pub fn waited_ns(&self) -> u64 {
@@ -233,6 +243,7 @@ impl Reactor {
         self.turns += 1;
         let remaining_ns =
             deadline_ns.map_or(u64::MAX, |deadline| deadline.saturating_sub(start_ns));
+        self.turn_ended_ns = start_ns;
         if remaining_ns == 0 {
             return self.poll_now(events);
         }
@@ -260,6 +271,7 @@ impl Reactor {
             }
         }
 
+        self.turn_ended_ns = end_ns;
         let woken = u32::from(matches!(spun, Spun::Arrived));
         let arrivals = woken.max((events.len() - events_before) as u32);
         self.policy.end(Wait {

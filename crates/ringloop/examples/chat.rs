@@ -319,6 +319,8 @@ impl Lines {
 fn run(listening: &arguments::Listening) -> io::Result<()> {
     let (room, events) = channel::bounded(ROOM_EVENTS);
     let server = listening.start(|server| {
+        // Members may listen as long as they like.
+        let server = server.idle_timeout(None);
         server.start_with(move |stream, client| serve(stream, client, room.clone()))
     })?;
     // It ends with the last connection at the latest.

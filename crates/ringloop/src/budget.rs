@@ -56,7 +56,7 @@ pub(crate) fn poll_counted<T>(
     polled
 }
 
-/// What happens when the budget is used up.
+/// Refuses an operation when the budget is used up, or renews the budget of those who would wait in vain.
 #[cold]
 fn refuse(left: i32, context: &Context<'_>) -> Poll<()> {
     // Somebody who polls on and on without returning to the runtime, such as a blocking executor inside of a task, would

@@ -50,6 +50,7 @@
 mod client;
 mod client_error;
 mod connector;
+mod leaving;
 mod pool;
 
 use std::any::Any;
@@ -73,6 +74,10 @@ use crate::runtime::{Handle, spawn, spawn_background};
 use crate::sealed::INTERNAL;
 use crate::server::{self, Draining};
 use crate::time::{Sleep, sleep, sleep_until};
+use leaving::Leaving;
+
+/// How long a half-closed connection may be idle, by default.
+const HALF_CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub use client::{Client, ClientOptions, RequestBody};
 pub use client_error::ClientError;
@@ -106,10 +111,15 @@ pub use connector::{ClientStream, Connector};
 #[non_exhaustive]
 pub struct Http {
     /// The settings of HTTP/1.1: hyper's defaults, a [`Timer`], and `half_close`. With `half_close`, a client that
-    /// shuts down its side of the connection after its last request still gets its answers. As a result, a service
-    /// keeps running when its client closes the connection without a reset, until its answer cannot be written. With
-    /// `half_close(false)` the service is dropped, and the last answer to such a client is lost.
+    /// shuts down its side of the connection after its last request still gets its answers, if they begin within
+    /// [`half_close_timeout`](Self::half_close_timeout). With `half_close(false)` the service is dropped as soon as the
+    /// client has closed its side, and the last answer to such a client is lost.
     pub http1: http1::Builder,
+    /// How long a service of HTTP/1.1 may go on without a byte being sent when its client has closed its side of the
+    /// connection. The default is 2 seconds. A client that has closed both sides looks just the same, so after this time
+    /// the service and the connection are dropped. `None` leaves this to the server's idle timeout. If the client has reset
+    /// the connection, they are dropped at once.
+    pub half_close_timeout: Option<Duration>,
     /// The settings of HTTP/2: hyper's defaults, and a [`Timer`].
     pub http2: http2::Builder<Executor>,
 }
@@ -127,7 +137,11 @@ impl Http {
         http1.timer(Timer).half_close(true);
         let mut http2 = http2::Builder::new(Executor);
         http2.timer(Timer);
-        Self { http1, http2 }
+        Self {
+            http1,
+            half_close_timeout: Some(HALF_CLOSE_TIMEOUT),
+            http2,
+        }
     }
 
     /// Serves one connection until it ends. When the server drains, requests in progress are completed, and no further
@@ -154,35 +168,50 @@ impl Http {
         let draining = client.draining();
         // Boxed, because each connection would otherwise reserve memory for both.
         let served = if connection.is_http2(INTERNAL) {
+            // It reads all the time, and notices by that when its client goes away.
             let serving = Box::pin(self.http2.serve_connection(connection, service));
-            until_drained(serving, http2::Connection::graceful_shutdown, draining).await
+            until_drained(
+                serving,
+                http2::Connection::graceful_shutdown,
+                draining,
+                None,
+            )
+            .await
         } else {
+            let leaving = Leaving::new(connection.core_of(INTERNAL), self.half_close_timeout);
             let serving = Box::pin(self.http1.serve_connection(connection, service));
-            until_drained(serving, http1::Connection::graceful_shutdown, draining).await
+            let end = http1::Connection::graceful_shutdown;
+            until_drained(serving, end, draining, Some(leaving)).await
         };
-        served.map_err(io::Error::other)
+        served?.map_err(io::Error::other)
     }
 }
 
-/// Runs a connection until it ends, and asks it to end when the server drains.
+/// Runs a connection until it ends, or its client has gone, and asks it to end when the server drains.
 async fn until_drained<C: Future>(
     mut connection: Pin<Box<C>>,
     end: impl FnOnce(Pin<&mut C>),
     draining: Draining,
-) -> C::Output {
+    mut leaving: Option<Leaving>,
+) -> io::Result<C::Output> {
     let mut draining = pin!(draining);
     let mut end = Some(end);
     poll_fn(|context| {
         // First, so that a request that has arrived is answered.
         if let Poll::Ready(output) = connection.as_mut().poll(context) {
-            return Poll::Ready(output);
+            return Poll::Ready(Ok(output));
+        }
+        if let Some(leaving) = &mut leaving
+            && let Poll::Ready(error) = leaving.poll(context)
+        {
+            return Poll::Ready(Err(error));
         }
         if end.is_some()
             && draining.as_mut().poll(context).is_ready()
             && let Some(end) = end.take()
         {
             end(connection.as_mut());
-            return connection.as_mut().poll(context);
+            return connection.as_mut().poll(context).map(Ok);
         }
         Poll::Pending
     })
@@ -196,17 +225,23 @@ pub trait Negotiated: negotiated::IsHttp2 {}
 impl<C: negotiated::IsHttp2> Negotiated for C {}
 
 mod negotiated {
+    use crate::net::stream::{Core, HasCore};
     use crate::net::{TcpStream, UnixStream};
     use crate::sealed::Internal;
 
     /// Only the crate can call the method.
     pub trait IsHttp2 {
         fn is_http2(&self, _: Internal) -> bool;
+        fn core_of(&self, _: Internal) -> &Core;
     }
 
     impl IsHttp2 for TcpStream {
         fn is_http2(&self, _: Internal) -> bool {
             false
+        }
+
+        fn core_of(&self, _: Internal) -> &Core {
+            self.core()
         }
     }
 
@@ -214,12 +249,20 @@ mod negotiated {
         fn is_http2(&self, _: Internal) -> bool {
             false
         }
+
+        fn core_of(&self, _: Internal) -> &Core {
+            self.core()
+        }
     }
 
     #[cfg(feature = "tls")]
     impl<S: crate::net::Stream> IsHttp2 for crate::tls::TlsStream<S> {
         fn is_http2(&self, _: Internal) -> bool {
             self.alpn_protocol().as_deref() == Some(b"h2")
+        }
+
+        fn core_of(&self, _: Internal) -> &Core {
+            self.stream().core()
         }
     }
 }

@@ -18,6 +18,7 @@ mod tcp_socket;
 mod udp;
 mod unix;
 
+pub use crate::source::Closed;
 pub use address::{ToAddresses, resolve};
 pub use buf_reader::{BufReader, Lines, ReadStream};
 pub use buffer::ReadBuffer;

@@ -294,12 +294,14 @@ impl Runtime {
         let published = &self.shared.remote.metrics;
         published.publish(self.shared.counters());
         let is_idle = self.shared.tasks.is_idle() && !main.woken.load(Ordering::Acquire);
+        let mut now_ns = None;
         let result = if is_idle && self.inbox.prepare_wait() {
             let deadline_ns = self.shared.timers.borrow_mut().next_deadline_ns();
             let mut reactor = self.shared.reactor();
             let (start_ns, waited_ns) = (clock::now_ns(), reactor.waited_ns());
             let idle_ns = published.begin_wait(start_ns);
             let result = reactor.turn_from(start_ns, deadline_ns, &mut self.events);
+            now_ns = Some(reactor.turn_ended_ns());
             published.end_wait(idle_ns + (reactor.waited_ns() - waited_ns));
             result
         } else {
@@ -335,7 +337,7 @@ impl Runtime {
                 Message::Drop(value) => panics::discard(value),
             }
         }
-        self.shared.expire_timers();
+        self.shared.expire_timers(now_ns);
     }
 }
 

@@ -81,6 +81,10 @@ pub use mailbox::ConnectionHandle;
 pub use running::Running;
 pub use service::Service;
 
+/// How long a connection may be idle, by default. Common load balancers close idle connections after 1 to 4 minutes. They
+/// must do so first: if they sent a request just when the server closed the connection, it would fail.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(5 * 60);
+
 /// How long connections may take to end, by default.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -192,7 +196,7 @@ impl Server {
             listener: TcpListenerOptions::default(),
             nodelay: true,
             max_connections: usize::MAX,
-            idle_timeout: None,
+            idle_timeout: Some(IDLE_TIMEOUT),
             drain_timeout: DRAIN_TIMEOUT,
             restart_path: None,
         };
@@ -337,11 +341,31 @@ impl<S: Transport> Server<S> {
     }
 
     /// Sets how long a connection may be idle, with no byte in either direction, before [`Handler::timeout`] is called,
-    /// or the future of a function is dropped. There is no limit by default.
+    /// or the future of a function is dropped. The default is 5 minutes, which is longer than load balancers usually keep
+    /// an idle connection. `None` is no limit: then clients that have gone without a word stay for ever.
     ///
-    /// The limit also applies to a function that computes for longer than this while its connection is idle.
-    pub fn idle_timeout(mut self, idle_timeout: Duration) -> Self {
-        self.options.idle_timeout = Some(idle_timeout);
+    /// The limit also applies to a function that works for longer than this while its connection is idle. If the client
+    /// resets the connection, or it fails, a function has two seconds left, or the limit if that is shorter, before its
+    /// future is dropped. It may end by itself, see [`Client::closed`]. What must be completed in any case belongs into a
+    /// task of its own. Without a limit, this does not happen either.
+    ///
+    /// ```
+    /// # use ringloop::server::{Connection, Handler, Server};
+    /// # struct Echo;
+    /// # impl Handler for Echo {
+    /// #     fn data(&mut self, connection: &mut Connection<'_>, bytes: &[u8]) -> std::io::Result<()> {
+    /// #         connection.write(bytes)
+    /// #     }
+    /// # }
+    /// use std::time::Duration;
+    ///
+    /// let strict = Server::bind("127.0.0.1:0").idle_timeout(Duration::from_secs(20)).start(|| Echo)?;
+    /// let patient = Server::bind("127.0.0.1:0").idle_timeout(None).start(|| Echo)?;
+    /// # drop((strict, patient));
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn idle_timeout(mut self, idle_timeout: impl Into<Option<Duration>>) -> Self {
+        self.options.idle_timeout = idle_timeout.into();
         self
     }
 
@@ -553,8 +577,8 @@ impl<S: Transport> Server<S> {
                 let serve = Rc::clone(&serve);
                 let drain = Rc::clone(&worker.drain);
                 move |stream: S| {
-                    let connection = stream.socket(INTERNAL).core().recheck();
-                    serve(stream, Client::new(address, drain, connection))
+                    let client = Client::new(address, drain, stream.socket(INTERNAL).core());
+                    serve(stream, client)
                 }
             }
         })
@@ -602,7 +626,7 @@ impl<S: Transport> Server<S> {
         if self.options.idle_timeout == Some(Duration::ZERO) {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
-                "idle_timeout is 0; use a longer time, or do not set it for no limit",
+                "idle_timeout is 0; use a longer time, or None for no limit",
             ));
         }
         if self.options.places.is_empty() {

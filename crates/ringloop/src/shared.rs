@@ -7,6 +7,7 @@
 mod remote;
 mod sources;
 mod waiters;
+mod watched;
 
 use std::cell::{Cell, RefCell, RefMut};
 use std::future::Future;
@@ -27,8 +28,9 @@ use crate::task::{self, JoinHandle, Role, Tasks};
 use crate::threads::Limits;
 use crate::trace;
 pub(crate) use remote::{Message, Orphan, Remote};
-pub(crate) use sources::{Asked, InFlight, Kind, Lent, Sources, Watched};
+pub(crate) use sources::{InFlight, Kind, Lent, Sources};
 pub(crate) use waiters::{Seat, Waiters, Waiting};
+pub(crate) use watched::{Asked, End, Observer, Watched};
 
 thread_local! {
     static CURRENT: RefCell<Option<Rc<Shared>>> = const { RefCell::new(None) };
@@ -79,6 +81,7 @@ pub(crate) struct Shared {
     /// Begins when the pool of this runtime is asked to end.
     pub(crate) stopping: Rc<Drain>,
     pub(crate) remote: Arc<Remote>,
+    turn_ns: Cell<u64>,
     turns: Cell<u64>,
     tasks_run: Cell<u64>,
     pub(crate) io_counters: IoCounters,
@@ -104,6 +107,7 @@ impl Shared {
             tasks: Tasks::default(),
             stopping: Rc::default(),
             remote,
+            turn_ns: Cell::new(0),
             turns: Cell::new(0),
             tasks_run: Cell::new(0),
             io_counters: IoCounters::default(),
@@ -203,12 +207,18 @@ impl Shared {
         true
     }
 
-    /// Wakes those whose deadlines have passed.
-    pub(crate) fn expire_timers(&self) {
+    /// The time of the last look at the timers. While there is a timer, every turn looks at them.
+    pub(crate) fn turn_ns(&self) -> u64 {
+        self.turn_ns.get()
+    }
+
+    /// Wakes those whose deadlines have passed. `now_ns` is the time if it is known.
+    pub(crate) fn expire_timers(&self, now_ns: Option<u64>) {
         if self.timers.borrow().is_empty() {
             return;
         }
-        let now_ns = clock::now_ns();
+        let now_ns = now_ns.unwrap_or_else(clock::now_ns);
+        self.turn_ns.set(now_ns);
         let wake_all = || {
             loop {
                 // Not `while let`: the borrow would last while the waker runs.

@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code)]
 
+mod closed;
 mod operation;
 mod readiness;
 
@@ -19,9 +20,12 @@ use std::task::{Context, Poll, ready};
 use ringloop_driver::{Interest, Mode, Token};
 
 use crate::budget;
-pub(crate) use crate::shared::{Asked, Lent, Seat, Waiting, are_any_retired, reclaiming};
+pub(crate) use crate::shared::{
+    Asked, End, Lent, Observer, Seat, Waiting, are_any_retired, reclaiming,
+};
 use crate::shared::{Kind, Shared, Watched, elsewhere};
 use crate::sys;
+pub use closed::Closed;
 pub(crate) use operation::Operation;
 pub(crate) use readiness::{Direction, Reports, check_runtime};
 
@@ -59,6 +63,7 @@ impl Watch {
     /// Ends the watch, and closes the descriptor when the kernel has been told.
     pub(crate) fn retire(&self, descriptor: OwnedFd) {
         self.shared.retire(self.token, descriptor);
+        self.watched.end();
     }
 
     /// Ends the watch, and returns what it was on. If the kernel cannot be told, that is closed once it has been.
@@ -67,6 +72,7 @@ impl Watch {
             self.retire(watched.into());
             return Err(error);
         }
+        self.watched.end();
         Ok(watched)
     }
 
@@ -98,7 +104,7 @@ impl Watch {
         if watched.readable.get() {
             match self.shared.io_counters.call(read) {
                 Ok((result, drained)) => {
-                    watched.has_moved.set(true);
+                    watched.moved.set(Observer::ALL);
                     watched.reads.set(watched.reads.get().wrapping_add(1));
                     if drained && !watched.short_reads_leave.get() {
                         watched.readable.set(false);
@@ -127,7 +133,7 @@ impl Watch {
         if watched.writable.get() {
             match self.shared.io_counters.call(write) {
                 Ok((result, has_room)) => {
-                    watched.has_moved.set(true);
+                    watched.moved.set(Observer::ALL);
                     watched.writable.set(has_room);
                     return Poll::Ready(Ok(result));
                 }
@@ -173,7 +179,7 @@ impl<S: AsFd + Into<OwnedFd>> Source<S> {
 
     /// Notes that bytes have moved by a call that this does not see.
     pub(crate) fn note_activity(&self) {
-        self.watch.watched.has_moved.set(true);
+        self.watch.watched.moved.set(Observer::ALL);
     }
 
     /// Lets others see whether the source is in use.
@@ -184,6 +190,11 @@ impl<S: AsFd + Into<OwnedFd>> Source<S> {
     /// Whether a read has brought something.
     pub(crate) fn has_read(&self) -> bool {
         self.watch.watched.reads.get() > 0
+    }
+
+    /// Waits for an end of the source.
+    pub(crate) fn until(&self, end: End) -> Closed {
+        Closed::new(&self.watch.shared, &self.watch.watched, end)
     }
 
     /// Lets others request a read.
@@ -265,7 +276,7 @@ impl<S: AsFd + Into<OwnedFd>> Source<S> {
         let watched = &*self.watch.watched;
         match self.call(|inner| write(inner)) {
             Ok(result) => {
-                watched.has_moved.set(true);
+                watched.moved.set(Observer::ALL);
                 Poll::Ready(Ok(Some(result)))
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -402,9 +413,9 @@ impl Drop for HotBuffer<'_> {
 pub(crate) struct Activity(Rc<Watched>);
 
 impl Activity {
-    /// Whether bytes have moved, in either direction, since this was last asked.
-    pub(crate) fn take(&self) -> bool {
-        self.0.has_moved.take()
+    /// Whether bytes have moved, in either direction, since this observer last asked.
+    pub(crate) fn take(&self, observer: Observer) -> bool {
+        self.0.take_moved(observer)
     }
 
     /// Whether the source is gone.

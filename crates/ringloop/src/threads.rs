@@ -28,7 +28,7 @@ static RESOLVER: Threads = Threads::new("ringloop-resolver");
 
 pub(crate) type Call = Box<dyn FnOnce() + Send>;
 
-/// What a call does.
+/// The purpose of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     Blocking,

@@ -99,6 +99,13 @@ impl Sleep {
         }
     }
 
+    /// If a task waits for it, and is to be woken: when the runtime last looked at its timers.
+    pub(crate) fn turn_if_armed(&self) -> Option<Instant> {
+        let (shared, key) = self.timer.as_ref()?;
+        let is_armed = shared.timers.borrow().get(*key).is_some();
+        is_armed.then(|| Instant::from_clock_ns(shared.turn_ns()))
+    }
+
     fn disarm(&mut self) {
         if let Some((shared, key)) = self.timer.take() {
             let waker = shared.timers.borrow_mut().cancel(key);

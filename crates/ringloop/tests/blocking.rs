@@ -88,7 +88,7 @@ fn slow_calls_do_not_keep_names_from_being_looked_up() {
             let port = listener.local_addr().unwrap().port();
             let connecting = net::TcpStream::connect(("localhost", port));
             timeout(LONG, connecting).await.unwrap().unwrap();
-            assert!(!calls.iter().any(|call| call.is_finished()));
+            assert!(!calls.iter().any(ringloop::JoinHandle::is_finished));
             drop(go);
             for call in calls {
                 call.await.unwrap().unwrap();

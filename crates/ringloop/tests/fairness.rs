@@ -8,12 +8,12 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use common::{LONG, on_both};
-use futures_util::StreamExt;
+use futures_util::{FutureExt, StreamExt};
 use ringloop::net::{TcpListener, UnixListener, UnixStream, resolve};
 use ringloop::time::{interval, sleep, timeout};
 use ringloop::{blocking, channel, consume_budget, spawn, yield_now};
 
-/// What a runtime does beside a task that never waits.
+/// The progress of a runtime beside a task that never waits.
 #[derive(Default)]
 struct Beside {
     ticks: Cell<u32>,
@@ -164,7 +164,7 @@ fn tasks_and_calls_that_have_ended_already() {
                 tasks.push(spawn(async {}));
             }
             let before = Instant::now();
-            while !tasks.iter().all(|task| task.is_finished()) {
+            while !tasks.iter().all(ringloop::JoinHandle::is_finished) {
                 assert!(before.elapsed() < LONG);
                 yield_now().await;
             }
@@ -216,9 +216,9 @@ fn a_blocking_executor_inside_of_a_task_is_not_stopped() {
             spawn(async move {
                 for number in 0..1000 {
                     sender.try_send(number).unwrap();
-                    let received = futures_util::FutureExt::now_or_never(receiver.recv());
+                    let at_once = receiver.recv().now_or_never();
                     // Refused now and then, as in any poll of a task that has used up its budget.
-                    if received.is_none() {
+                    if at_once.is_none() {
                         assert_eq!(block_on(receiver.recv()), Ok(number));
                     }
                 }

@@ -60,7 +60,11 @@ fn defaults_are_those_of_the_guide() {
     );
     let server = Server::bind("127.0.0.1:0");
     let text = format!("{server:?}");
-    for setting in ["drain_timeout: 5s", "idle_timeout: None", "nodelay: true"] {
+    for setting in [
+        "drain_timeout: 5s",
+        "idle_timeout: Some(300s)",
+        "nodelay: true",
+    ] {
         assert!(text.contains(setting), "{text}");
     }
     let running = server.start(|| Echo).unwrap();

@@ -282,7 +282,8 @@ fn a_client_that_closes_its_half_gets_all_of_its_answers() {
         let (began, has_begun) = channel::unbounded();
         let (opener, open) = channel::unbounded();
         let gate = Gate { began, open };
-        let http = Http::new();
+        let mut http = Http::new();
+        http.half_close_timeout = Some(LONG);
         let server = server
             .start_with(move |stream, client| {
                 let (http, gate) = (http.clone(), gate.clone());
@@ -305,6 +306,97 @@ fn a_client_that_closes_its_half_gets_all_of_its_answers() {
         let mut answers = String::new();
         stream.read_to_string(&mut answers).unwrap();
         assert_eq!(answers.matches("finished").count(), 3, "{answers}");
+        server.shutdown(LONG);
+    });
+}
+
+/// Long polling, for example: a client that closes its connection looks like one that has shut down writing.
+#[test]
+fn a_service_ends_soon_after_its_client_has_gone() {
+    /// Tells when it is dropped.
+    struct Told(channel::Sender<()>);
+
+    impl Drop for Told {
+        fn drop(&mut self) {
+            let _ = self.0.try_send(());
+        }
+    }
+
+    on_each_server(|server| {
+        let (began, has_begun) = channel::unbounded();
+        let (told, is_told) = channel::unbounded();
+        let http = Http::new();
+        let server = server
+            .workers(1)
+            .start_with(move |stream, client| {
+                let (http, began, told) = (http.clone(), began.clone(), told.clone());
+                let service = service_fn(move |_: Request<Incoming>| {
+                    let (began, told) = (began.clone(), Told(told.clone()));
+                    async move {
+                        began.send(()).await.unwrap();
+                        std::future::pending::<()>().await;
+                        drop(told);
+                        Ok::<_, Infallible>(Response::new(Full::new(Bytes::new())))
+                    }
+                });
+                async move { http.serve(stream, &client, service).await }
+            })
+            .unwrap();
+        let ask = || {
+            let mut stream = std::net::TcpStream::connect(server.local_addr()).unwrap();
+            stream
+                .write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+                .unwrap();
+            has_begun.recv_blocking().unwrap();
+            stream
+        };
+        let (closes, resets, stays) = (ask(), ask(), ask());
+        drop(closes);
+        socket2::SockRef::from(&resets)
+            .set_linger(Some(Duration::ZERO))
+            .unwrap();
+        drop(resets);
+        let mut runtime = Runtime::new(&RuntimeConfig::default()).unwrap();
+        for _ in 0..2 {
+            let hearing = async { timeout(LONG, is_told.recv()).await };
+            runtime.block_on(hearing).unwrap().unwrap();
+        }
+        while server.counters().live > 1 {
+            thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(server.counters().errors, 2);
+        drop(stays);
+        server.shutdown(Duration::ZERO);
+    });
+}
+
+/// It has nothing else to do: without a limit of HTTP's own, the server's counts.
+#[test]
+fn a_service_may_be_given_all_the_time_after_its_client_has_closed_its_half() {
+    on_each_server(|server| {
+        let mut http = Http::new();
+        http.half_close_timeout = None;
+        let server = server
+            .idle_timeout(None)
+            .start_with(move |stream, client| {
+                let http = http.clone();
+                let service = service_fn(|request| async {
+                    // Longer than the default.
+                    sleep(Duration::from_millis(2500)).await;
+                    echo(request).await
+                });
+                async move { http.serve(stream, &client, service).await }
+            })
+            .unwrap();
+        let mut stream = std::net::TcpStream::connect(server.local_addr()).unwrap();
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        stream
+            .write_all(b"GET /late HTTP/1.1\r\nhost: x\r\n\r\n")
+            .unwrap();
+        stream.shutdown(Shutdown::Write).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert!(answer.contains("x-path: /late"), "{answer}");
         server.shutdown(LONG);
     });
 }

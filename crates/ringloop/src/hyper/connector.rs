@@ -12,6 +12,7 @@ use hyper::http::uri::Scheme;
 use hyper::rt::{Read, ReadBufCursor, Write};
 
 use super::negotiated::IsHttp2;
+use crate::net::stream::Core;
 use crate::net::{TcpConnectOptions, TcpStream, UnixStream};
 use crate::sealed::{INTERNAL, Internal};
 use crate::time::timeout;
@@ -256,6 +257,10 @@ macro_rules! each {
 impl IsHttp2 for ClientStream {
     fn is_http2(&self, _: Internal) -> bool {
         each!(&self.0, stream => stream.is_http2(INTERNAL))
+    }
+
+    fn core_of(&self, _: Internal) -> &Core {
+        each!(&self.0, stream => stream.core_of(INTERNAL))
     }
 }
 

@@ -174,6 +174,49 @@ macro_rules! stream {
             $(#[$peek])*
             pub async fn peek<B: ReadBuffer>(&self, buffer: B) -> (io::Result<usize>, B) {
                 self.core.peek(buffer).await
+}
+
+            /// Waits until the connection is closed: the peer has reset it, it has failed, or both directions have ended. Use
+            /// it beside work that needs no I/O, to stop when nobody will see the result. The future does not borrow the
+            /// stream, and completes when that is dropped, too.
+            ///
+            /// A peer that only finishes sending may still read; see [`read_closed`](Self::read_closed). Bytes that have
+            /// arrived before can still be read.
+            ///
+            /// ```
+            /// use ringloop::net::UnixStream;
+            ///
+            /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+            /// let (near, far) = UnixStream::pair()?;
+            /// drop(far);
+            /// near.closed().await?;
+            /// # Ok::<(), std::io::Error>(())
+            /// # })?;
+            /// # Ok::<(), std::io::Error>(())
+            /// ```
+            pub fn closed(&self) -> Closed {
+                self.core.until(End::Both)
+            }
+
+            /// Waits until the peer has finished sending, or the connection is [`closed`](Self::closed), without reading
+            /// anything: what has arrived before can still be read. Most clients that go away close both directions, but
+            /// the kernel only tells that they have finished sending.
+            ///
+            /// ```
+            /// use ringloop::net::UnixStream;
+            /// use std::net::Shutdown;
+            ///
+            /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+            /// let (near, mut far) = UnixStream::pair()?;
+            /// far.write_all(&b"question"[..]).await.0?;
+            /// far.shutdown(Shutdown::Write)?;
+            /// near.read_closed().await?; // and the question has not been read yet
+            /// # Ok::<(), std::io::Error>(())
+            /// # })?;
+            /// # Ok::<(), std::io::Error>(())
+            /// ```
+            pub fn read_closed(&self) -> Closed {
+                self.core.until(End::Reading)
             }
 
             /// Shuts down one or both directions. What was written before still arrives.

@@ -10,7 +10,7 @@ use bytes::{Buf, Bytes};
 
 use super::buffer::ReadBuffer;
 use super::stream::{Core, HasCore, Stream};
-use crate::source::Direction;
+use crate::source::{Closed, Direction, End};
 
 /// The reading half of a connection; created by `into_split`.
 ///
@@ -123,6 +123,16 @@ impl<S: Stream> OwnedReadHalf<S> {
             .await
     }
 
+    /// Waits until the connection is closed, see [`TcpStream::closed`](crate::net::TcpStream::closed).
+    pub fn closed(&self) -> Closed {
+        self.stream.core().until(End::Both)
+    }
+
+    /// Waits until the peer has finished sending, see [`TcpStream::read_closed`](crate::net::TcpStream::read_closed).
+    pub fn read_closed(&self) -> Closed {
+        self.stream.core().until(End::Reading)
+    }
+
     /// The connection that this half belongs to.
     pub fn stream(&self) -> &S {
         &self.stream
@@ -175,6 +185,16 @@ impl<S: Stream> OwnedWriteHalf<S> {
     /// Writes all of a buffer. After an error, the buffer that comes back holds what was not written.
     pub async fn write_all<B: Buf>(&mut self, buffer: B) -> (io::Result<()>, B) {
         self.stream.core().write_all(buffer).await
+    }
+
+    /// Waits until the connection is closed, see [`TcpStream::closed`](crate::net::TcpStream::closed).
+    pub fn closed(&self) -> Closed {
+        self.stream.core().until(End::Both)
+    }
+
+    /// Waits until the peer has finished sending, see [`TcpStream::read_closed`](crate::net::TcpStream::read_closed).
+    pub fn read_closed(&self) -> Closed {
+        self.stream.core().until(End::Reading)
     }
 
     /// The connection that this half belongs to.

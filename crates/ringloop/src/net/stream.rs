@@ -18,7 +18,9 @@ use socket2::{SockAddr, Socket};
 use super::buffer::{ReadBuffer, spare};
 use crate::budget;
 use crate::sealed::{INTERNAL, Internal};
-use crate::source::{Activity, Asked, Direction, Lent, Operation, Recheck, Seat, Source, Waiting};
+use crate::source::{
+    Activity, Asked, Closed, Direction, End, Lent, Operation, Recheck, Seat, Source, Waiting,
+};
 use crate::sys;
 
 /// The maximum number of pieces of one vectored write. The kernel would take 1024.
@@ -241,6 +243,10 @@ impl Core {
     /// Whether a read has brought something.
     pub(crate) fn has_read(&self) -> bool {
         self.source.has_read()
+    }
+
+    pub(crate) fn until(&self, end: End) -> Closed {
+        self.source.until(end)
     }
 
     pub(crate) fn recheck(&self) -> Recheck {

@@ -15,7 +15,7 @@ use super::family::{socket_traits, stream};
 use super::halves::{OwnedReadHalf, OwnedWriteHalf, split};
 use super::stream::{Core, ShortRead, Stream};
 use super::tcp_socket::TcpSocket;
-use crate::source::{Direction, reclaiming};
+use crate::source::{Closed, Direction, End, reclaiming};
 
 /// The options of a [`TcpListener`].
 ///

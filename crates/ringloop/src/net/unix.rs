@@ -23,7 +23,7 @@ use super::family::{datagram_socket, socket_traits, stream};
 use super::halves::{OwnedReadHalf, OwnedWriteHalf, split};
 use super::stream::{Core, ShortRead, Stream};
 use crate::budget;
-use crate::source::{Direction, Source, reclaiming};
+use crate::source::{Closed, Direction, End, Source, reclaiming};
 use crate::sys;
 use crate::time::sleep;
 

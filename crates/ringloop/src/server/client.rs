@@ -6,7 +6,8 @@ use std::rc::Rc;
 
 use super::drain::{Beginning, Draining};
 use crate::drain::Drain;
-use crate::source::Recheck;
+use crate::net::stream::Core;
+use crate::source::{Closed, End};
 
 /// The peer of a connection that is served by a function, and whether the server drains.
 ///
@@ -38,14 +39,16 @@ pub struct Client {
     address: SocketAddr,
     drain: Rc<Drain>,
     beginning: Beginning,
+    closed: Closed,
 }
 
 impl Client {
-    pub(super) fn new(address: SocketAddr, drain: Rc<Drain>, connection: Recheck) -> Self {
+    pub(super) fn new(address: SocketAddr, drain: Rc<Drain>, core: &Core) -> Self {
         Self {
             address,
             drain,
-            beginning: Beginning::new(connection),
+            beginning: Beginning::new(core.recheck()),
+            closed: core.until(End::Both),
         }
     }
 
@@ -59,6 +62,39 @@ impl Client {
     /// the server's deadline are cut off.
     pub fn draining(&self) -> Draining {
         Draining::new(Rc::clone(&self.drain), self.beginning.clone())
+    }
+
+    /// Waits until the connection is closed, see [`TcpStream::closed`](crate::net::TcpStream::closed); over TLS, the
+    /// connection below. The future keeps nothing alive, and needs neither the stream nor the client.
+    ///
+    /// ```
+    /// use futures_util::future::{Either, select};
+    /// use ringloop::server::Server;
+    /// use std::{io, pin::pin};
+    ///
+    /// /// Waits for something that happens elsewhere, perhaps never.
+    /// async fn ask_another_server() -> io::Result<Vec<u8>> {
+    ///     std::future::pending().await
+    /// }
+    ///
+    /// let server = Server::bind("127.0.0.1:0").start_with(|mut stream, client| async move {
+    ///     stream.read(Vec::with_capacity(100)).await.0?;
+    ///     match select(pin!(ask_another_server()), client.closed()).await {
+    ///         Either::Left((answer, _)) => stream.write_all(&answer?[..]).await.0,
+    ///         Either::Right(_) => Ok(()), // the client is gone
+    ///     }
+    /// })?;
+    /// # drop(server);
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn closed(&self) -> Closed {
+        self.closed.clone()
+    }
+
+    /// Waits until the client has finished sending, or the connection is closed, see
+    /// [`TcpStream::read_closed`](crate::net::TcpStream::read_closed).
+    pub fn read_closed(&self) -> Closed {
+        self.closed.another(End::Reading)
     }
 
     /// Whether the server has begun to drain.

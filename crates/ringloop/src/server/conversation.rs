@@ -21,7 +21,7 @@ use super::wire::Wire;
 use crate::drain::{Drain, Listener};
 use crate::net::stream::HasCore;
 use crate::sealed::INTERNAL;
-use crate::source::Asked;
+use crate::source::{Asked, End};
 use crate::time::{Elapsed, Instant, Sleep, sleep};
 use crate::trace;
 
@@ -62,7 +62,8 @@ impl<H: Handler, W: Wire> Conversation<H, W> {
         draining: Listener,
         counters: Arc<WorkerCounters>,
     ) -> Self {
-        let idle = idle_timeout.map(|limit| Box::new(watch(&wire, limit)));
+        // It reads or writes all the time, and notices a reset by that.
+        let idle = idle_timeout.map(|limit| Box::new(watch(&wire, limit, false)));
         Self {
             handler,
             wire,
@@ -252,9 +253,11 @@ impl<H: Handler, W: Wire> Future for Conversation<H, W> {
     }
 }
 
-/// Tracks how long a connection has been idle.
-fn watch(wire: &impl Wire, limit: Duration) -> Idle {
-    Idle::new(limit, wire.socket(INTERNAL).core().activity())
+/// Tracks how long a connection has been idle, and whether it was reset if `notices_reset`.
+fn watch(wire: &impl Wire, limit: Duration, notices_reset: bool) -> Idle {
+    let core = wire.socket(INTERNAL).core();
+    let closed = notices_reset.then(|| core.until(End::Failure).alone());
+    Idle::new(limit, core.activity(), closed)
 }
 
 /// Counts the end of a connection, for whatever reason it ends.
@@ -403,7 +406,7 @@ where
                 count(&counters.handshake_errors);
                 return Poll::Ready(());
             };
-            *idle = idle_timeout.map(|limit| Box::new(watch(&wire, limit)));
+            *idle = idle_timeout.map(|limit| Box::new(watch(&wire, limit, true)));
             let serving = begin(wire);
             self.set(Stage::Serving { serving });
         }

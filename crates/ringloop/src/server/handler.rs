@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 
 use super::mailbox::{ConnectionHandle, Inbox};
 use super::wire::Link;
-use crate::net::TcpStream;
+use crate::net::{Closed, TcpStream};
 #[cfg(feature = "tls")]
 use crate::tls::TlsStream;
 
@@ -120,6 +120,12 @@ impl Connection<'_> {
     /// keeps nothing alive.
     pub fn handle(&mut self) -> ConnectionHandle {
         self.inbox.get_or_insert_default().handle()
+    }
+
+    /// Waits until the connection is closed, see [`TcpStream::closed`]: for tasks that the handler has spawned. The handler
+    /// itself learns it by [`Handler::closed`].
+    pub fn closed(&self) -> Closed {
+        self.stream().closed()
     }
 
     /// The address of the peer.

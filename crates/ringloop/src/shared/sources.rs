@@ -5,14 +5,14 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use ringloop_driver::{BackendKind, Event, Op, Readiness, Token};
+use ringloop_driver::{BackendKind, Event, Op, Token};
 use ringloop_reactor::panics;
 
-use super::waiters::Waiters;
+use super::watched::Watched;
 use super::{Shared, elsewhere};
 
 /// Maps each token to whoever its events concern, by the token's index.
@@ -60,28 +60,6 @@ pub(crate) enum Kind {
     Operation(Rc<InFlight>),
 }
 
-/// The state of a watched descriptor.
-#[derive(Default)]
-pub(crate) struct Watched {
-    pub(crate) readable: Cell<bool>,
-    pub(crate) writable: Cell<bool>,
-    /// A short read no longer means that nothing is left. Either the peer has finished sending, which is announced only
-    /// once, perhaps together with the last data; or it has sent urgent data, at which a read ends.
-    pub(crate) short_reads_leave: Cell<bool>,
-    /// Whether bytes have moved since this was last asked.
-    pub(crate) has_moved: Cell<bool>,
-    /// Counts the reads that brought something, for [`poll_rechecked`](Self::poll_rechecked).
-    pub(crate) reads: Cell<u16>,
-    /// Counts the reports of readiness, so that nobody takes a new one back (`Source::clear_ready`).
-    pub(crate) reports: Cell<u16>,
-    pub(crate) reader: Waiters,
-    pub(crate) writer: Waiters,
-}
-
-/// Whether one of those who may request a read has done so, and how many reads had brought something by then.
-#[derive(Debug, Default)]
-pub(crate) struct Asked(Option<u16>);
-
 /// How long to wait for the kernel to release operations of a runtime that does not run.
 const RECALL_MAX: Duration = Duration::from_secs(1);
 
@@ -126,10 +104,7 @@ impl Sources {
         // Wakers may be of the user's making, and may call back into this.
         for entry in entries.into_iter().flatten() {
             match entry.kind {
-                Kind::Watch(watched) => {
-                    watched.reader.clear();
-                    watched.writer.clear();
-                }
+                Kind::Watch(watched) => watched.clear(),
                 Kind::Operation(operation) => panics::discard(operation.waiter.take()),
             }
         }
@@ -317,46 +292,6 @@ impl Shared {
         if !self.is_running() {
             self.let_go();
         }
-    }
-}
-
-impl Watched {
-    fn report(&self, readiness: Readiness) {
-        self.reports.set(self.reports.get().wrapping_add(1));
-        if readiness.is_read_closed() || readiness.is_error() || readiness.is_priority() {
-            self.short_reads_leave.set(true);
-        }
-        let is_writable = readiness.is_writable();
-        if is_writable {
-            self.writable.set(true);
-        }
-        if readiness.is_readable() {
-            self.readable.set(true);
-            if is_writable {
-                // If the reader's waker panics, the writer is woken all the same.
-                panics::contain(|| self.reader.wake());
-            } else {
-                self.reader.wake();
-            }
-        }
-        // Even if it counted as writable before: whoever sends to one of several receivers may wait all the same.
-        if is_writable {
-            self.writer.wake();
-        }
-    }
-
-    /// Ready if a read was tried since whoever has `asked` did so, and brought nothing; data may have arrived that was not
-    /// reported yet. Otherwise wakes the reader and this task. If nobody reads, this takes one turn.
-    pub(crate) fn poll_rechecked(&self, context: &mut Context<'_>, asked: &mut Asked) -> Poll<()> {
-        let reads = self.reads.get();
-        if asked.0.replace(reads) == Some(reads) {
-            return Poll::Ready(());
-        }
-        self.readable.set(true);
-        // Before the task that asks, which may be another one, and must not fail if the reader's waker panics.
-        panics::contain(|| self.reader.wake());
-        context.waker().wake_by_ref();
-        Poll::Pending
     }
 }
 

@@ -79,7 +79,7 @@ impl Waiters {
     }
 
     /// Removes the waker from a seat.
-    fn leave(&self, seat: &Seat) {
+    pub(crate) fn leave(&self, seat: &Seat) {
         if seat.0.get() == ALONE {
             return drop(self.alone.take());
         }

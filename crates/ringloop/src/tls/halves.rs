@@ -10,6 +10,7 @@ use bytes::Buf;
 use super::TlsStream;
 use crate::net::{ReadBuffer, ReadStream, Stream, TcpStream};
 use crate::sealed::Internal;
+use crate::source::Closed;
 
 /// The reading half of a TLS connection; created by [`TlsStream::into_split`].
 #[derive(Debug)]
@@ -66,6 +67,16 @@ impl<S: Stream> TlsReadHalf<S> {
         self.stream.read_in_place(use_bytes).await
     }
 
+    /// Waits until the connection is closed, see [`TlsStream::closed`].
+    pub fn closed(&self) -> Closed {
+        self.stream.closed()
+    }
+
+    /// Waits until the peer has finished sending, see [`TlsStream::read_closed`].
+    pub fn read_closed(&self) -> Closed {
+        self.stream.read_closed()
+    }
+
     /// The connection that this half belongs to.
     pub fn stream(&self) -> &TlsStream<S> {
         &self.stream
@@ -115,6 +126,16 @@ impl<S: Stream> TlsWriteHalf<S> {
     pub async fn shutdown(&mut self) -> io::Result<()> {
         let _waiting = self.stream.writing();
         poll_fn(|context| self.stream.poll_finish(context)).await
+    }
+
+    /// Waits until the connection is closed, see [`TlsStream::closed`].
+    pub fn closed(&self) -> Closed {
+        self.stream.closed()
+    }
+
+    /// Waits until the peer has finished sending, see [`TlsStream::read_closed`].
+    pub fn read_closed(&self) -> Closed {
+        self.stream.read_closed()
     }
 
     /// The connection that this half belongs to.

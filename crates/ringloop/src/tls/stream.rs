@@ -16,7 +16,7 @@ use crate::net::buffer::{ReadBuffer, spare};
 use crate::net::stream::{HasCore, poll_write_buffer};
 use crate::net::{ReadStream, Stream, TcpStream};
 use crate::sealed::Internal;
-use crate::source::{Seat, Waiting};
+use crate::source::{Closed, End, Seat, Waiting};
 
 /// The maximum amount of ciphertext that is received at a time.
 const READ_BYTES_MAX: usize = 256 * 1024;
@@ -166,6 +166,31 @@ impl<S: Stream> TlsStream<S> {
     /// Whether the handshake was a full one, or resumed an earlier session.
     pub fn handshake_kind(&self) -> Option<rustls::HandshakeKind> {
         self.session.borrow().common().handshake_kind()
+    }
+
+    /// Waits until the connection below is closed, see [`TcpStream::closed`].
+    ///
+    /// ```no_run
+    /// use futures_util::future::{Either, select};
+    /// use ringloop::tls::TlsStream;
+    /// use std::pin::pin;
+    ///
+    /// async fn answer(mut stream: TlsStream) -> std::io::Result<()> {
+    ///     let work = pin!(std::future::pending::<&[u8]>());
+    ///     match select(work, stream.closed()).await {
+    ///         Either::Left((answer, _)) => stream.write_all(answer).await.0,
+    ///         Either::Right(_) => Ok(()), // nobody waits for it any more
+    ///     }
+    /// }
+    /// ```
+    pub fn closed(&self) -> Closed {
+        self.stream.core().until(End::Both)
+    }
+
+    /// Waits until the peer has finished sending, or has gone, see [`TcpStream::read_closed`]. This is the end of the
+    /// connection below. Whether it was announced by close_notify, a read tells.
+    pub fn read_closed(&self) -> Closed {
+        self.stream.core().until(End::Reading)
     }
 
     /// The underlying connection, for its addresses and options. Writing to it directly breaks the TLS connection.

@@ -4,6 +4,7 @@ use std::io::IoSliceMut;
 use std::net::Shutdown;
 
 use bytes::{Buf, BufMut, Bytes};
+use futures_util::future::join;
 use ringloop::net::{BufReader, TcpStream, UnixStream};
 use ringloop::spawn;
 
@@ -293,3 +294,41 @@ fn reading_lines() {
         sending.await.unwrap();
     });
 }
+/// Waits for the ends of a connection, beside another future that does. Whichever is dropped, the other one is told.
+macro_rules! waiting_for_the_end {
+    ($name:ident, $pair:expr) => {
+        #[test]
+        fn $name() {
+            at_every_poll(async |cut| {
+                let (mut near, mut far) = $pair;
+                let (closed, ended) = (near.closed(), near.read_closed());
+                let others = spawn(join(near.closed(), near.read_closed()));
+                let ending = spawn(async move {
+                    a_turn().await;
+                    far.write_all(&b"last"[..]).await.0.unwrap();
+                    far.shutdown(Shutdown::Write).unwrap();
+                    a_turn().await;
+                    far
+                });
+                let waiting = async {
+                    ended.await.unwrap();
+                    near.shutdown(Shutdown::Write).unwrap();
+                    closed.await.unwrap();
+                };
+                cut.run(waiting).await;
+                near.read_closed().await.unwrap();
+                let (count, bytes) = near.read(Vec::with_capacity(8)).await;
+                assert_eq!((count.unwrap(), &bytes[..]), (4, &b"last"[..]));
+                let far = ending.await.unwrap();
+                // The direction may be closed already.
+                let _ = near.shutdown(Shutdown::Write);
+                let (closed, ended) = others.await.unwrap();
+                assert!(closed.is_ok() && ended.is_ok());
+                drop(far);
+            });
+        }
+    };
+}
+
+waiting_for_the_end!(waiting_for_the_end_of_tcp, tcp().await);
+waiting_for_the_end!(waiting_for_the_end_of_unix, unix());

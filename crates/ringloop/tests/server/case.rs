@@ -102,6 +102,14 @@ impl Stream {
         }
     }
 
+    /// Ends the connection with a reset.
+    pub(crate) fn reset(self) {
+        let linger = Some(Duration::ZERO);
+        socket2::SockRef::from(self.socket())
+            .set_linger(linger)
+            .unwrap();
+    }
+
     /// Closes the connection properly.
     pub(crate) fn close(mut self) {
         if let Self::Tls(stream) = &mut self {

@@ -323,3 +323,71 @@ fn a_function_whose_connection_rests_is_cut_off_and_one_that_has_closed_it_is_no
         assert_eq!(server.running.counters().timeouts, 1);
     });
 }
+
+/// Works on an answer, and never touches its connection meanwhile.
+async fn works_elsewhere<S>(stream: S, _client: Client) -> io::Result<()> {
+    std::future::pending::<()>().await;
+    drop(stream);
+    Ok(())
+}
+
+/// A client that is known to be gone does not keep its function for the whole time that it may be idle.
+#[test]
+fn a_function_whose_client_has_reset_the_connection_is_dropped_soon() {
+    on_both(|case| {
+        // None of these is over before the others.
+        let patient = LONG * 100;
+        let server = case.server.clone().idle_timeout(patient);
+        let running = if case.is_secure {
+            server
+                .tls(certificates::server())
+                .start_with(works_elsewhere)
+        } else {
+            server.start_with(works_elsewhere)
+        };
+        let server = Served {
+            running: running.unwrap(),
+            is_secure: case.is_secure,
+        };
+        let (gone, stays) = (server.connect(), server.connect());
+        server.wait_for(|counters| counters.live == 2);
+        gone.reset();
+        let counters = server.wait_for(|counters| counters.live == 1);
+        assert_eq!((counters.timeouts, counters.errors), (1, 0));
+        drop(stays);
+    });
+}
+
+#[test]
+fn without_an_idle_timeout_a_function_may_go_on_without_its_client() {
+    on_both(|case| {
+        if case.is_secure {
+            return;
+        }
+        let (done, is_done) = mpsc::channel();
+        let running = case
+            .server
+            .idle_timeout(None)
+            .start_with(move |stream, client| {
+                let done = done.clone();
+                async move {
+                    client.closed().await?;
+                    // Longer than a function with a limit has left.
+                    ringloop::time::sleep(Duration::from_millis(2500)).await;
+                    drop(stream);
+                    done.send(()).unwrap();
+                    Ok(())
+                }
+            })
+            .unwrap();
+        let server = Served {
+            running,
+            is_secure: false,
+        };
+        let gone = server.connect();
+        server.wait_for(|counters| counters.live == 1);
+        gone.reset();
+        is_done.recv_timeout(LONG).unwrap();
+        assert_eq!(server.running.counters().timeouts, 0);
+    });
+}

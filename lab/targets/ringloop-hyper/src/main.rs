@@ -27,11 +27,11 @@ fn main() -> io::Result<()> {
 fn serve(serving: Serving) -> io::Result<()> {
     let mut config = PoolConfig::default();
     config.runtime = RuntimeConfig::from_env()?;
-    // Which CPUs a server has is the lab's business.
-    config.pin = false;
     let server = Server::bind(format!("{}:{}", serving.host, serving.port))
         .pool(config)
         .workers(usize::from(serving.workers))
+        // No other target closes idle connections.
+        .idle_timeout(None)
         .start_with(|stream, _| async move {
             http1::Builder::new()
                 // For the time that a client may take to send its request's head.

@@ -40,10 +40,11 @@ fn server(serving: Serving) -> io::Result<Server> {
     let mut config = PoolConfig::default();
     config.runtime = RuntimeConfig::from_env()?;
     config.runtime.hot_buffer_bytes = serving.buffer as usize;
-    // Which CPUs a server has is the lab's business.
-    config.pin = false;
     let server = Server::bind(format!("{}:{}", serving.host, serving.port)).pool(config);
-    Ok(server.workers(usize::from(serving.workers)))
+    // No other target closes idle connections.
+    Ok(server
+        .idle_timeout(None)
+        .workers(usize::from(serving.workers)))
 }
 
 fn serve(server: &Running) -> io::Result<()> {
