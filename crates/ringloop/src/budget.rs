@@ -21,6 +21,11 @@ pub(crate) fn renew() {
     LEFT.set(OPERATIONS_PER_POLL);
 }
 
+/// Whether the task that was polled last has used up its budget.
+pub(crate) fn is_used_up() -> bool {
+    LEFT.get() <= 0
+}
+
 /// Notes whether a runtime runs in this thread.
 pub(crate) fn limit(is_limited: bool) {
     IS_LIMITED.set(is_limited);

@@ -277,10 +277,12 @@ impl Runtime {
         metrics
     }
 
-    /// Runs queued tasks until the queue is empty, or until it is time to look at the kernel.
+    /// Runs queued tasks until the queue is empty, or until it is time to look at the kernel: so many of them have run, or
+    /// one has used up its budget.
     fn run_tasks(&mut self) {
         for _ in 0..TASKS_PER_LOOK {
-            if !self.shared.run_next_task() {
+            // A task that has used up its budget has done enough for one look.
+            if !self.shared.run_next_task() || budget::is_used_up() {
                 break;
             }
         }

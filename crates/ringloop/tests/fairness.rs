@@ -96,6 +96,27 @@ fn a_work_queue_that_is_never_empty() {
     });
 }
 
+/// A worker with such a task still answers its connections about as fast as before.
+#[test]
+fn the_kernel_is_looked_at_each_time_a_budget_is_used_up() {
+    on_both(|runtime| {
+        let before = runtime.metrics().turns;
+        runtime.block_on(async {
+            let (sender, receiver) = channel::unbounded();
+            spawn(async move {
+                for job in 0..6400 {
+                    sender.send(job).await.unwrap();
+                    receiver.recv().await.unwrap();
+                }
+            })
+            .await
+            .unwrap();
+        });
+        let turns = runtime.metrics().turns - before;
+        assert!(turns >= 2 * 6400 / 128, "{turns} turns");
+    });
+}
+
 #[test]
 fn a_bounded_channel_a_stream_and_one_that_is_closed() {
     lets_others_run(|| async {
