@@ -277,7 +277,7 @@ impl Runtime {
         metrics
     }
 
-    /// Runs queued tasks until the queue is empty, or until it is time to look at the kernel: so many of them have run, or
+    /// Runs queued tasks until the queue is empty, or until it is time to look at the kernel: 64 of them have run, or
     /// one has used up its budget.
     fn run_tasks(&mut self) {
         for _ in 0..TASKS_PER_LOOK {
