@@ -188,6 +188,18 @@ impl Reactor {
 
     /// When the last [`turn`](Self::turn) ended, in nanoseconds of [`clock::now_ns`]; 0 before the first. It saves a reading
     /// of the clock.
+    ///
+    /// ```
+    /// use ringloop_reactor::{Reactor, ReactorConfig, clock};
+    ///
+    /// let mut reactor = Reactor::new(&ReactorConfig::default())?;
+    /// let deadline_ns = clock::now_ns() + 1_000_000;
+    /// while reactor.turn_ended_ns() < deadline_ns {
+    ///     reactor.turn(Some(deadline_ns), &mut Vec::new())?;
+    /// }
+    /// assert!(clock::now_ns() >= deadline_ns);
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     #[inline]
     pub fn turn_ended_ns(&self) -> u64 {
         self.turn_ended_ns
