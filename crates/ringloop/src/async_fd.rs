@@ -245,12 +245,12 @@ impl<T: AsFd> AsyncFd<T> {
         }
     }
 
-    /// What the descriptor belongs to.
+    /// The value that the descriptor belongs to.
     pub fn get_ref(&self) -> &T {
         &self.inner
     }
 
-    /// What the descriptor belongs to. If it is replaced, this still watches the former one.
+    /// The value that the descriptor belongs to. If it is replaced, this still watches the former one.
     pub fn get_mut(&mut self) -> &mut T {
         &mut self.inner
     }
@@ -348,7 +348,7 @@ impl<'a, T: AsFd> ReadyGuard<'a, T> {
         self.fd.source.clear_ready(self.direction, self.seen);
     }
 
-    /// What the descriptor belongs to.
+    /// The value that the descriptor belongs to.
     pub fn get_inner(&self) -> &'a T {
         &self.fd.inner
     }

@@ -30,7 +30,8 @@
 //! | [`Runtime`], [`spawn`], [`JoinHandle`], [`JoinSet`] | tasks, on one thread |
 //! | [`pool`] | [`Pool`]: a worker per core, to which tasks can be sent |
 //! | [`server`] | [`Server`]: TCP and TLS servers with a handler or function per connection, limits and graceful shutdown |
-//! | [`net`], [`fs`], [`time`], [`signal`], [`process`] | sockets, files, timers, signals and child processes |
+//! | [`net`], [`fs`], [`time`], [`signal`] | sockets, files, timers and signals |
+//! | [`process`], [`stdio`] | child processes, and the standard streams of this one |
 //! | [`AsyncFd`] | waiting for descriptors that the crate has no type for |
 //! | [`channel`] | channels between tasks of any workers |
 //! | [`blocking`] | blocking calls, in a pool of threads |
@@ -89,6 +90,7 @@ pub mod server;
 mod shared;
 pub mod signal;
 mod source;
+pub mod stdio;
 mod sys;
 mod task;
 mod threads;

@@ -139,7 +139,7 @@ fn who_gives_up_does_not_take_the_report_of_others() {
     });
 }
 
-/// What has arrived since somebody looked must not be forgotten.
+/// A report that came since somebody looked must not be forgotten.
 #[test]
 fn clearing_late_does_not_lose_a_report() {
     on_both(|runtime| {

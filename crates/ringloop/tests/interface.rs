@@ -4,11 +4,15 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
 use ringloop::fs::File;
-use ringloop::net::{TcpListener, TcpStream, UdpSocket, UnixDatagram, UnixListener, UnixStream};
+use ringloop::net::{
+    TcpListener, TcpSocket, TcpStream, UdpSocket, UnixDatagram, UnixListener, UnixStream,
+};
+use ringloop::process::{Child, Command};
 use ringloop::server::{EndSignals, Running, Server};
+use ringloop::stdio::{Stdin, Stdout};
 use ringloop::time::Sleep;
 use ringloop::{
-    AbortHandle, AbortOnDrop, Handle, JoinError, JoinHandle, JoinSet, Metrics, Pool, PoolConfig,
+    AbortHandle, AbortOnDrop, AsyncFd, Handle, JoinError, JoinHandle, JoinSet, Metrics, Pool, PoolConfig,
     Reactor, ReactorConfig, Runtime, RuntimeConfig,
 };
 
@@ -60,6 +64,9 @@ fn types_are_bound_to_threads_as_documented() {
     check!(Sync: AbortHandle AbortOnDrop<u8>);
     check!(not Send: AbortOnDrop<Rc<u8>> JoinSet<Rc<u8>>);
     check!(Send: Server<TcpStream> Running EndSignals Reactor ReactorConfig);
+    check!(Send: Command TcpSocket);
+    check!(not Send: AsyncFd<OwnedFd> Child Stdin Stdout);
+    check!(not Sync: AsyncFd<OwnedFd> Child Stdin Stdout);
     check!(not Send: JoinHandle<Rc<u8>> Runtime TcpStream TcpListener UnixStream UdpSocket Sleep);
     check!(not Sync: JoinHandle<Rc<u8>> Runtime TcpStream TcpListener UnixStream UdpSocket Reactor);
 }

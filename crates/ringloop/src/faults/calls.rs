@@ -135,6 +135,36 @@ fn streams_fail_to_receive() {
 }
 
 #[test]
+fn streams_fail_to_be_looked_at() {
+    failing(RECEIVING, async |polls| {
+        let stream = stream();
+        let peeking = async { stream.peek(Vec::with_capacity(64)).await.0.map(drop) };
+        polled(polls, peeking).await
+    });
+    failing(RECEIVING, async |polls| {
+        let stream = stream();
+        let reading = async {
+            stream.readable().await?;
+            stream.try_read(&mut Vec::with_capacity(64)).map(drop)
+        };
+        polled(polls, reading).await
+    });
+    failing(SENDING, async |polls| {
+        let stream = stream();
+        let writing = async {
+            stream.writable().await?;
+            stream.try_write(b"x").map(drop)
+        };
+        polled(polls, writing).await
+    });
+    failing(RECEIVING, async |polls| {
+        let (socket, _) = udp();
+        let peeking = async { socket.peek_from(Vec::with_capacity(64)).await.0.map(drop) };
+        polled(polls, peeking).await
+    });
+}
+
+#[test]
 fn streams_fail_to_send() {
     failing(SENDING, async |polls| {
         let mut stream = stream();

@@ -10,7 +10,7 @@ use std::task::{Context, Poll, ready};
 use super::{Seat, Source, Waiting, Watch};
 use crate::shared::{Shared, Waiters, elsewhere};
 
-/// What a descriptor is ready for.
+/// The call that a descriptor is ready for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     Read,

@@ -80,7 +80,8 @@ fn writing_more_than_a_pipe_holds() {
             .unwrap();
         let (mut input, mut output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
         let reading = spawn(async move { output.read_to_end(Vec::new()).await });
-        let mut bytes = &[7; 300_000][..];
+        let bytes = vec![7; 300_000];
+        let mut bytes = &bytes[..];
         cut.run(input.write_all(&mut bytes)).await;
         let sent = 300_000 - bytes.len();
         drop(input);
