@@ -95,7 +95,7 @@ fn several_wait_and_each_gets_something() {
                 .map(|_| {
                     let (near, woken, got) = (Rc::clone(&near), Rc::clone(&woken), Rc::clone(&got));
                     spawn(async move {
-                        drop(near.readable().await.unwrap());
+                        near.readable().await.unwrap();
                         woken.set(woken.get() + 1);
                         let byte = near.async_io(Interest::READ, read_byte).await.unwrap();
                         got.borrow_mut().push(byte);
