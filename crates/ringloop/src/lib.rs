@@ -51,7 +51,7 @@
 //! | --- | --- |
 //! | `hyper` | the module `hyper`: hyper's `Read` and `Write` for connections, an executor and a timer |
 //! | `tls` | the module `tls`: TLS connections with rustls, and TLS servers |
-//! | `tokio` | tokio's `AsyncRead` and `AsyncWrite` for connections and their halves, without tokio's runtime |
+//! | `tokio` | tokio's `AsyncRead` and `AsyncWrite` for connections, their halves and the pipes of children, without tokio's runtime |
 //! | `futures-io` | the same for the traits of `futures-io` |
 //! | `test-util` | a runtime on a kernel that plays a script, for tests: `Runtime::with_reactor` |
 //! | `tracing` | spans per task and per connection of a server, and events, for the crate `tracing` |

@@ -35,12 +35,11 @@ pub use child::Child;
 pub use pipes::{ChildStderr, ChildStdin, ChildStdout};
 
 use crate::source::{check_runtime, reclaiming};
-use crate::sys;
+use crate::sys::children::pidfd_open;
 
 /// A command to run, like [`std::process::Command`], which does the work.
 ///
-/// Starting a process blocks the thread until it has executed the program, as with every runtime: about a millisecond,
-/// and longer if the program's file is on a slow disk.
+/// Starting a process blocks the thread until the program is executed, which takes long if its file is on a slow disk.
 ///
 /// A child of a worker that is bound to one CPU is not: it may run where the process's first thread may.
 ///
@@ -174,8 +173,8 @@ impl Command {
     pub fn spawn(&mut self) -> io::Result<Child> {
         check_runtime()?;
         orphans::look_after();
-        // So that there is one left to watch the child with.
-        let reserved = reclaiming(sys::eventfd)?;
+        // Whether there are pidfds is known before anything is started, and one descriptor is left to watch the child with.
+        let reserved = reclaiming(|| pidfd_open(std::process::id())).map_err(explained)?;
         let child = unpinned(|| reclaiming(|| self.std.spawn()))?;
         Child::watch(child, reserved, self.kill_on_drop)
     }
@@ -249,6 +248,20 @@ impl From<std::process::Command> for Command {
 impl fmt::Debug for Command {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.std.fmt(formatter)
+    }
+}
+
+/// Says what to do where the kernel or a container refuses pidfds.
+fn explained(error: io::Error) -> io::Error {
+    match error.raw_os_error() {
+        Some(libc::ENOSYS | libc::EPERM | libc::EACCES) => io::Error::new(
+            error.kind(),
+            format!(
+                "pidfd_open(2), by which children are watched, is refused ({error}): it needs Linux 5.3, and a container \
+                 that allows it; otherwise use std::process in blocking::run"
+            ),
+        ),
+        _ => error,
     }
 }
 
