@@ -50,6 +50,7 @@
 //! | feature | what it adds |
 //! | --- | --- |
 //! | `hyper` | the module `hyper`: hyper's `Read` and `Write` for connections, an executor and a timer |
+//! | `quinn` | the module `quinn`: a runtime for quinn, which does QUIC |
 //! | `tls` | the module `tls`: TLS connections with rustls, and TLS servers |
 //! | `tokio` | tokio's `AsyncRead` and `AsyncWrite` for connections, their halves and the pipes of children, without tokio's runtime |
 //! | `futures-io` | the same for the traits of `futures-io` |
@@ -61,7 +62,7 @@
 //! Types and traits of these crates are part of the interface on purpose, so a new major version of one of them is a
 //! breaking change here: [`bytes`], `async-channel` (the errors of [`channel`]), `futures-core` (the stream that a
 //! [`Receiver`](channel::Receiver) is), `ringloop-driver` (as [`driver`]), `ringloop-reactor`, and with the features of these
-//! names `rustls` (as `tls::rustls`), `hyper`, `tokio` and `futures-io`.
+//! names `rustls` (as `tls::rustls`), `hyper`, `quinn`, `tokio` and `futures-io`.
 
 #![deny(unsafe_code)]
 // docs.rs shows which feature each item needs.
@@ -84,6 +85,8 @@ pub mod net;
 mod pipe;
 pub mod pool;
 pub mod process;
+#[cfg(feature = "quinn")]
+pub mod quinn;
 mod runtime;
 mod sealed;
 pub mod server;

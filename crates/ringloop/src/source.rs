@@ -147,6 +147,20 @@ impl Watch {
         Poll::Pending
     }
 
+    /// Whether there is something to read since this was last asked. The task is woken when there is more.
+    #[cfg(feature = "quinn")]
+    fn take_readable(&self, context: &Context<'_>, seat: &Seat) -> bool {
+        self.watched.reader.register(seat, context);
+        self.watched.readable.take()
+    }
+
+    /// Whether there is room to write since this was last asked. The task is woken when there is more.
+    #[cfg(feature = "quinn")]
+    fn take_writable(&self, context: &Context<'_>, seat: &Seat) -> bool {
+        self.watched.writer.register(seat, context);
+        self.watched.writable.take()
+    }
+
     /// Ready if the task may go on: it has some of its budget left, and runs in the runtime that receives the source's
     /// events.
     fn poll_turn(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -241,6 +255,18 @@ impl<S: AsFd + Into<OwnedFd>> Source<S> {
     /// Registers a future that waits to write.
     pub(crate) fn writing<T: Borrow<Seat>>(&self, seat: T) -> Waiting<'_, T> {
         self.watch.writing(seat)
+    }
+
+    /// See [`Watch::take_readable`].
+    #[cfg(feature = "quinn")]
+    pub(crate) fn take_readable(&self, context: &Context<'_>, seat: &Seat) -> bool {
+        self.watch.take_readable(context, seat)
+    }
+
+    /// See [`Watch::take_writable`].
+    #[cfg(feature = "quinn")]
+    pub(crate) fn take_writable(&self, context: &Context<'_>, seat: &Seat) -> bool {
+        self.watch.take_writable(context, seat)
     }
 
     /// See [`Watch::poll_read`].

@@ -12,8 +12,8 @@ use ringloop::server::{EndSignals, Running, Server};
 use ringloop::stdio::{Stdin, Stdout};
 use ringloop::time::Sleep;
 use ringloop::{
-    AbortHandle, AbortOnDrop, AsyncFd, Handle, JoinError, JoinHandle, JoinSet, Metrics, Pool, PoolConfig,
-    Reactor, ReactorConfig, Runtime, RuntimeConfig,
+    AbortHandle, AbortOnDrop, AsyncFd, Handle, JoinError, JoinHandle, JoinSet, Metrics, Pool,
+    PoolConfig, Reactor, ReactorConfig, Runtime, RuntimeConfig,
 };
 
 /// Whether a type has a trait.

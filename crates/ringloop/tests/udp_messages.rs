@@ -1,4 +1,4 @@
-//! What comes along with datagrams, and several of them per system call, on both backends.
+//! Datagrams with ECN, packet info and segments, and several of them per system call, on both backends.
 
 mod common;
 

@@ -58,6 +58,22 @@ impl Handle {
         Some(Self::new(&shared))
     }
 
+    /// Whether its runtime is the one that runs in this thread.
+    #[cfg(feature = "quinn")]
+    pub(crate) fn is_here(&self) -> bool {
+        Shared::try_current().is_some_and(|shared| Arc::ptr_eq(&shared.remote, &self.remote))
+    }
+
+    /// Calls something in the runtime's thread: now if that is this one, otherwise soon. If the runtime is gone, nothing
+    /// happens.
+    #[cfg(feature = "quinn")]
+    pub(crate) fn do_there(&self, call: impl FnOnce(&Shared) + Send + 'static) {
+        match Shared::try_current() {
+            Some(shared) if Arc::ptr_eq(&shared.remote, &self.remote) => call(&shared),
+            _ => drop(self.spawn_with(move || async move { call(&Shared::current()) })),
+        }
+    }
+
     /// Drops a value in the runtime's thread. Returns the value if the runtime is gone.
     #[cfg(feature = "hyper")]
     pub(crate) fn drop_there(&self, value: Box<dyn Any + Send>) -> Result<(), Box<dyn Any + Send>> {

@@ -129,7 +129,7 @@ impl Control {
     }
 }
 
-/// What comes with a datagram.
+/// The sender, control messages and length of a datagram.
 pub(crate) struct Envelope {
     name: Name,
     control: Control,
@@ -138,7 +138,7 @@ pub(crate) struct Envelope {
     pub(crate) length: usize,
 }
 
-/// What the control messages of a datagram say.
+/// The contents of the control messages of a datagram.
 #[derive(Default)]
 pub(crate) struct Details {
     pub(crate) segment_bytes: Option<usize>,

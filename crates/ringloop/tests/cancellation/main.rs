@@ -14,6 +14,9 @@ mod files;
 mod http;
 mod memory;
 mod processes;
+mod quic;
+#[path = "../common/quic.rs"]
+mod quic_endpoints;
 mod random;
 mod readiness;
 mod servers;

@@ -9,4 +9,5 @@ mod http;
 mod http_proxy;
 mod program;
 mod proxy;
+mod quic_echo;
 mod static_files;

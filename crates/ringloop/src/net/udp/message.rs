@@ -44,7 +44,7 @@ impl Ecn {
     }
 }
 
-/// What is known of a datagram that was received with [`UdpSocket::recv_message`] or [`UdpSocket::recv_batch`].
+/// The properties of a datagram that was received with [`UdpSocket::recv_message`] or [`UdpSocket::recv_batch`].
 ///
 /// ```
 /// use ringloop::net::{UdpReceived, UdpSocket};
@@ -203,7 +203,7 @@ impl fmt::Debug for UdpDatagram<'_> {
     }
 }
 
-/// What a socket is asked to tell about datagrams.
+/// The options that have a socket tell more about datagrams.
 pub(super) mod ask {
     use super::{AsFd, Domain, Socket, io, messages};
 
