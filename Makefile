@@ -26,7 +26,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 # All steps write to the same environment and the same cargo folder.
 .NOTPARALLEL:
-.PHONY: help build extension environment check check-all check-table test test-rust test-python test-interpreter test-applications test-long test-long-rust test-long-python lab test-modes test-free-threaded test-lock-order test-loom test-minimal test-sanitizers miri fuzz conformance autobahn suites compatibility-page serve-options h2spec soak wheels foreign-pythons try-wheels test-package licences crates deny semver ringlab-packages try-ringlab reproducible release-check peers bench bench-loops bench-native docs lint lint-layers lint-wording lint-rust lint-python format clean prerequisites
+.PHONY: help build extension environment check check-all check-table test test-rust test-python test-interpreter test-applications test-long test-long-rust test-long-python lab test-modes test-free-threaded test-lock-order test-loom test-minimal test-ecosystem test-sanitizers miri fuzz conformance autobahn suites compatibility-page serve-options h2spec soak wheels foreign-pythons try-wheels test-package licences crates deny semver ringlab-packages try-ringlab reproducible release-check peers bench bench-loops bench-native docs lint lint-layers lint-wording lint-rust lint-python format clean prerequisites
 
 python := $(VENV)/bin/python
 # uv installs packages in a tenth of pip's time, and pip where uv can't: without a wheel of uv, or with an index that only pip knows.
@@ -190,6 +190,10 @@ test-loom: prerequisites ## check how threads wake each other in all interleavin
 test-minimal: prerequisites ## compile and test with the oldest dependencies and Rust allowed
 	$(say) 'the oldest dependencies'
 	@tools/minimal_versions.sh $(ARGS)
+
+test-ecosystem: prerequisites ## reqwest, tonic and sqlx beside a worker of the Rust runtime
+	$(say) 'libraries that need tokio'
+	@cargo test --locked --manifest-path crates/ringloop/ecosystem/Cargo.toml --target-dir $(CARGO_TARGET_DIR)/ecosystem $(ARGS)
 
 test-sanitizers: prerequisites ## the Rust tests under AddressSanitizer and ThreadSanitizer
 	$(say) 'AddressSanitizer'

@@ -53,6 +53,7 @@
 //! | `quinn` | the module `quinn`: a runtime for quinn, which does QUIC |
 //! | `tls` | the module `tls`: TLS connections with rustls, and TLS servers |
 //! | `tokio` | tokio's `AsyncRead` and `AsyncWrite` for connections, their halves and the pipes of children, without tokio's runtime |
+//! | `tokio-rt` | the module `tokio`: libraries that need tokio's runtime, beside a worker |
 //! | `futures-io` | the same for the traits of `futures-io` |
 //! | `test-util` | a runtime on a kernel that plays a script, for tests: `Runtime::with_reactor` |
 //! | `tracing` | spans per task and per connection of a server, and events, for the crate `tracing` |
@@ -100,6 +101,8 @@ mod threads;
 pub mod time;
 #[cfg(feature = "tls")]
 pub mod tls;
+#[cfg(feature = "tokio-rt")]
+pub mod tokio;
 mod trace;
 
 pub use async_fd::{AsyncFd, NotReady, ReadyGuard};
