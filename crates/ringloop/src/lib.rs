@@ -35,6 +35,7 @@
 //! | [`AsyncFd`] | waiting for descriptors that the crate has no type for |
 //! | [`channel`] | channels between tasks of any workers |
 //! | [`blocking`] | blocking calls, in a pool of threads |
+//! | [`metrics`] | counters of runtimes and workers, also as text for Prometheus |
 //!
 //! # The reactor
 //!
@@ -81,7 +82,7 @@ mod faults;
 pub mod fs;
 #[cfg(feature = "hyper")]
 pub mod hyper;
-mod metrics;
+pub mod metrics;
 pub mod net;
 mod pipe;
 pub mod pool;

@@ -1,13 +1,20 @@
 //! The counters of a runtime, and how other threads read them.
 //!
+//! [`Runtime::metrics`](crate::Runtime::metrics), [`Handle::metrics`](crate::Handle::metrics) and
+//! [`Pool::metrics`](crate::Pool::metrics) return [`Metrics`], and [`prometheus`] turns these into text.
+//!
 //! A runtime counts in plain cells, and publishes a copy once per turn with relaxed stores. Other threads only read the
 //! copy. So counting has no measurable cost, and reading does not disturb the workers.
+
+mod prometheus;
 
 use std::cell::Cell;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ringloop_reactor::{ReactorCounters, clock};
+
+pub use prometheus::prometheus;
 
 /// Counts of what a runtime has done since it was created. Times are in nanoseconds.
 ///

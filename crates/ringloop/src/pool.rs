@@ -1,6 +1,7 @@
 //! One runtime per core, each in its own thread. Workers share nothing, and communicate by sending.
 
 mod cpus;
+mod watchdog;
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -8,6 +9,7 @@ use std::io;
 use std::mem;
 use std::panic;
 use std::process;
+use std::sync::Arc;
 use std::sync::mpsc;
 use std::task::ready;
 use std::thread;
@@ -20,10 +22,11 @@ use ringloop_reactor::panics;
 use crate::metrics::Metrics;
 use crate::runtime::{Handle, Runtime, RuntimeConfig, yield_now};
 use crate::shared::Shared;
-use crate::task::{Awaited, JoinHandle};
+use crate::task::{Awaited, JoinHandle, Watch};
 use crate::time::timeout;
 use crate::trace;
 use cpus::Cpu;
+use watchdog::Watchdog;
 
 /// The configuration of a [`Pool`].
 ///
@@ -52,6 +55,19 @@ pub struct PoolConfig {
     /// The CPUs are those that the calling thread may use. Each worker gets one to which the fewest others of this process
     /// are bound, so that several pools do not share CPUs while others are free.
     pub pin: bool,
+    /// Reports a task that keeps its worker for this long without waiting: a warning of the feature `tracing`, with the
+    /// type of the task's future, the place where it was spawned, and the worker. Off (`None`) by default; 100 ms are a
+    /// good start. A thread looks at the workers four times in this time, and each poll of a task takes a lock that is
+    /// nearly always free. Without the feature `tracing` nothing is reported.
+    ///
+    /// ```
+    /// use ringloop::PoolConfig;
+    /// use std::time::Duration;
+    ///
+    /// let mut config = PoolConfig::default();
+    /// config.blocked_after = Some(Duration::from_millis(100));
+    /// ```
+    pub blocked_after: Option<Duration>,
 }
 
 impl PoolConfig {
@@ -91,6 +107,8 @@ impl PoolConfig {
 #[must_use = "a pool ends, with its tasks, when this is dropped"]
 pub struct Pool {
     workers: Vec<Worker>,
+    /// Reports tasks that block a worker.
+    watchdog: Option<Watchdog>,
     /// The process that has the workers' threads.
     process: u32,
 }
@@ -145,12 +163,18 @@ impl Pool {
         let cpus = affinity::usable_cpus()?;
         let mut pool = Self {
             workers: Vec::with_capacity(workers),
+            watchdog: None,
             process: process::id(),
         };
+        let mut watches = Vec::new();
         for index in 0..workers {
             let cpu = config.pin.then(|| Cpu::choose(&cpus));
-            pool.workers
-                .push(Worker::start(index, cpu, &config.runtime)?);
+            let (worker, watch) = Worker::start(index, cpu, config)?;
+            pool.workers.push(worker);
+            watches.extend(watch);
+        }
+        if let Some(limit) = config.blocked_after {
+            pool.watchdog = Some(Watchdog::start(watches, limit)?);
         }
         Ok(pool)
     }
@@ -189,6 +213,7 @@ impl Pool {
     /// assert_eq!(name.as_deref(), Some("ringloop-1"));
     /// # Ok::<(), std::io::Error>(())
     /// ```
+    #[track_caller]
     pub fn spawn_on<M, F, T>(&self, worker: usize, make: M) -> JoinHandle<T>
     where
         M: FnOnce() -> F + Send + 'static,
@@ -214,18 +239,20 @@ impl Pool {
     /// assert_eq!(results, [0, 10, 20]);
     /// # Ok::<(), std::io::Error>(())
     /// ```
+    #[track_caller]
     pub fn spawn_on_each<M, F, T>(&self, make: M) -> Vec<JoinHandle<T>>
     where
         M: FnOnce(usize) -> F + Clone + Send + 'static,
         F: Future<Output = T> + 'static,
         T: Send + 'static,
     {
-        (0..self.workers.len())
-            .map(|worker| {
-                let make = make.clone();
-                self.spawn_on(worker, move || make(worker))
-            })
-            .collect()
+        // Not in a closure, which would be the place where the tasks were spawned.
+        let mut tasks = Vec::with_capacity(self.workers.len());
+        for worker in 0..self.workers.len() {
+            let make = make.clone();
+            tasks.push(self.spawn_on(worker, move || make(worker)));
+        }
+        tasks
     }
 
     /// Stops the workers: gives their tasks `patience` to end, and then drops those that have not ended.
@@ -276,6 +303,7 @@ impl Pool {
         if self.process != process::id() {
             // In a child after fork(2), where these threads do not exist. Even dropping a sender could take a lock that one
             // of them held.
+            mem::forget(self.watchdog.take());
             return mem::forget(workers);
         }
         trace::shutting_down(workers.len(), stop.patience);
@@ -317,21 +345,27 @@ impl fmt::Debug for Pool {
 }
 
 impl Worker {
-    fn start(index: usize, cpu: Option<Cpu>, config: &RuntimeConfig) -> io::Result<Self> {
+    /// Also returns what a watchdog looks at, if there is to be one.
+    fn start(
+        index: usize,
+        cpu: Option<Cpu>,
+        config: &PoolConfig,
+    ) -> io::Result<(Self, Option<Arc<Watch>>)> {
         let (stop, stopped) = channel::bounded(1);
         let (ready, started) = mpsc::sync_channel(1);
-        let config = config.clone();
+        let (runtime_config, is_watched) = (config.runtime.clone(), config.blocked_after.is_some());
         let thread = thread::Builder::new()
             .name(format!("ringloop-{index}"))
             .spawn(move || {
                 // In this order, because the reactor polls only where the thread may use more than one CPU.
-                let made = Runtime::new(&config).and_then(|runtime| {
+                let made = Runtime::new(&runtime_config).and_then(|runtime| {
                     cpu.as_ref().map_or(Ok(()), Cpu::bind_thread)?;
                     Ok(runtime)
                 });
                 let mut runtime = match made {
                     Ok(runtime) => {
-                        drop(ready.send(Ok(runtime.handle())));
+                        let watch = is_watched.then(|| runtime.watch());
+                        drop(ready.send(Ok((runtime.handle(), watch))));
                         runtime
                     }
                     Err(error) => {
@@ -356,15 +390,16 @@ impl Worker {
                     }
                 });
             })?;
-        let handle = started.recv().unwrap_or_else(|_| {
+        let (handle, watch) = started.recv().unwrap_or_else(|_| {
             Err(io::Error::other(
                 "the worker's thread ended while it started",
             ))
         })?;
-        Ok(Self {
+        let worker = Self {
             handle,
             stop,
             thread,
-        })
+        };
+        Ok((worker, watch))
     }
 }

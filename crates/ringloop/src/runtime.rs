@@ -18,7 +18,7 @@ use ringloop_reactor::{Reactor, ReactorConfig, clock, inbox::Inbox, panics};
 use crate::budget;
 use crate::metrics::Metrics;
 use crate::shared::{Entered, Message, Remote, Shared};
-use crate::task::{JoinHandle, Role};
+use crate::task::{JoinHandle, Role, Watch};
 use crate::threads::{Limits, THREADS_DEFAULT, THREADS_MAX};
 use crate::trace;
 pub use handle::Handle;
@@ -251,6 +251,7 @@ impl Runtime {
     /// assert_eq!(runtime.block_on(task).unwrap(), "done");
     /// # Ok::<(), std::io::Error>(())
     /// ```
+    #[track_caller]
     pub fn spawn<F: Future + 'static>(&self, future: F) -> JoinHandle<F::Output> {
         self.shared.spawn(future)
     }
@@ -268,6 +269,11 @@ impl Runtime {
     /// Why this backend is used, in words.
     pub fn backend_reason(&self) -> &str {
         &self.reason
+    }
+
+    /// From now on, shows which task is polled.
+    pub(crate) fn watch(&self) -> Arc<Watch> {
+        self.shared.watch()
     }
 
     /// Returns what the runtime has done so far.
@@ -405,6 +411,7 @@ impl Wake for MainWaker {
 /// # })?;
 /// # Ok::<(), std::io::Error>(())
 /// ```
+#[track_caller]
 pub fn spawn<F: Future + 'static>(future: F) -> JoinHandle<F::Output> {
     Shared::current().spawn(future)
 }

@@ -9,9 +9,10 @@ mod sources;
 mod waiters;
 mod watched;
 
-use std::cell::{Cell, RefCell, RefMut};
+use std::cell::{Cell, OnceCell, RefCell, RefMut};
 use std::future::Future;
 use std::io;
+use std::panic::Location;
 use std::ptr;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -24,7 +25,7 @@ use crate::budget;
 use crate::drain::Drain;
 use crate::metrics::{IoCounters, Metrics};
 use crate::sys;
-use crate::task::{self, JoinHandle, Role, Tasks};
+use crate::task::{self, JoinHandle, Role, Tasks, Watch};
 use crate::threads::Limits;
 use crate::trace;
 pub(crate) use remote::{Message, Orphan, Remote};
@@ -88,6 +89,8 @@ pub(crate) struct Shared {
     /// How many threads its blocking calls may use.
     pub(crate) thread_limits: Limits,
     is_running: Cell<bool>,
+    /// Shows a watchdog which task is polled. Off by default, because it costs a lock for each poll.
+    watch: OnceCell<Arc<Watch>>,
 }
 
 impl Shared {
@@ -113,7 +116,13 @@ impl Shared {
             io_counters: IoCounters::default(),
             thread_limits,
             is_running: Cell::new(false),
+            watch: OnceCell::new(),
         }
+    }
+
+    /// From now on, shows which task is polled.
+    pub(crate) fn watch(&self) -> Arc<Watch> {
+        Arc::clone(self.watch.get_or_init(Arc::default))
     }
 
     /// The runtime that runs in this thread.
@@ -181,17 +190,29 @@ impl Shared {
         self.is_running.get()
     }
 
+    #[track_caller]
     pub(crate) fn spawn<F: Future + 'static>(&self, future: F) -> JoinHandle<F::Output> {
-        self.spawn_as(self.tasks.role(), trace::task(future))
+        let role = self.tasks.role();
+        self.spawn_known_as::<F, _>(role, trace::task(future), Location::caller())
     }
 
     /// Spawns a future that brings its own span.
+    #[track_caller]
     pub(crate) fn spawn_as<F: Future + 'static>(
         &self,
         role: Role,
         future: F,
     ) -> JoinHandle<F::Output> {
-        let (task, handle) = task::new(future, role, Arc::clone(&self.remote));
+        self.spawn_known_as::<F, _>(role, future, Location::caller())
+    }
+
+    fn spawn_known_as<N: 'static, F: Future + 'static>(
+        &self,
+        role: Role,
+        future: F,
+        location: &'static Location<'static>,
+    ) -> JoinHandle<F::Output> {
+        let (task, handle) = task::new::<N, _, _>(future, role, Arc::clone(&self.remote), location);
         self.tasks.adopt(task);
         handle
     }
@@ -203,7 +224,13 @@ impl Shared {
         };
         budget::renew();
         self.tasks_run.set(self.tasks_run.get() + 1);
-        self.tasks.run(task);
+        if let Some(watch) = self.watch.get() {
+            watch.begin(task.origin());
+            self.tasks.run(task);
+            watch.end();
+        } else {
+            self.tasks.run(task);
+        }
         true
     }
 

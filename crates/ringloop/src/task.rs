@@ -11,14 +11,15 @@
 mod abort;
 mod live;
 mod state;
+mod watch;
 
-use std::any::Any;
+use std::any::{Any, type_name};
 use std::cell::UnsafeCell;
 use std::fmt;
 use std::future::Future;
 use std::io::{self, Write};
 use std::marker::PhantomData;
-use std::panic::{self, AssertUnwindSafe};
+use std::panic::{self, AssertUnwindSafe, Location};
 use std::pin::Pin;
 use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -32,6 +33,7 @@ use abort::Abort;
 pub use abort::{AbortHandle, AbortOnDrop};
 pub(crate) use live::{Awaited, Tasks};
 use state::{Begin, State};
+pub(crate) use watch::{Origin, Watch};
 
 /// What a task belongs to, which decides who waits for it when the runtime is asked to end. A task has the role of the task
 /// that spawned it.
@@ -72,6 +74,9 @@ pub(crate) trait Run: Send + Sync {
 
     /// Sets that place.
     fn adopt(&self, index: usize);
+
+    /// The type of its future, and where it was spawned.
+    fn origin(&self) -> Origin;
 }
 
 /// The owner of a task: its runtime, as far as other threads can reach it.
@@ -197,7 +202,8 @@ enum Stage<F> {
     Over,
 }
 
-struct Task<F: Future, S> {
+/// `N` is the type that the task is known by: `F` may be a wrapper of it.
+struct Task<F: Future, S, N> {
     state: State,
     role: Role,
     /// Used only by the runtime's thread.
@@ -205,19 +211,22 @@ struct Task<F: Future, S> {
     owner: Arc<S>,
     outcome: Mutex<Outcome<F::Output>>,
     stage: UnsafeCell<Stage<F>>,
+    /// Where it was spawned.
+    location: &'static Location<'static>,
+    name: PhantomData<fn() -> N>,
 }
 
 // SAFETY: other threads reach `state`, `owner` and `outcome`, which are synchronised. `stage` is touched by `run` and
 // `end` alone, whose callers are in the owner's thread; it is `Over` before the runtime lets go of the task, so that
 // whoever drops the last reference drops no future (`Task::drop` makes sure of it). A value in `outcome` that is not Send
 // leaves the owner's thread only with a JoinHandle, which is Send only if the value is.
-unsafe impl<F: Future, S: Schedule> Send for Task<F, S> {}
+unsafe impl<F: Future, S: Schedule, N> Send for Task<F, S, N> {}
 // SAFETY: a shared reference gives other threads `state`, `owner` and `outcome`, which are synchronised. `stage` is
 // touched by `run` and `end` alone: in the owner's thread, or in the one thread that has a task that no runtime has
 // adopted.
-unsafe impl<F: Future, S: Schedule> Sync for Task<F, S> {}
+unsafe impl<F: Future, S: Schedule, N> Sync for Task<F, S, N> {}
 
-impl<F: Future, S> Drop for Task<F, S> {
+impl<F: Future, S, N> Drop for Task<F, S, N> {
     /// A runtime ends each of its tasks before it lets go of them. If one was missed, its future must not be dropped here,
     /// in whatever thread this is; and it is pinned, so its memory must not be freed without that.
     fn drop(&mut self) {
@@ -230,7 +239,7 @@ impl<F: Future, S> Drop for Task<F, S> {
     }
 }
 
-impl<F: Future, S> Task<F, S> {
+impl<F: Future, S, N> Task<F, S, N> {
     fn outcome(&self) -> MutexGuard<'_, Outcome<F::Output>> {
         // No user code runs under the lock, so it is never poisoned.
         self.outcome.lock().unwrap_or_else(PoisonError::into_inner)
@@ -277,7 +286,7 @@ impl<F: Future, S> Task<F, S> {
     }
 }
 
-impl<F: Future + 'static, S: Schedule> Run for Task<F, S> {
+impl<F: Future + 'static, S: Schedule, N: 'static> Run for Task<F, S, N> {
     unsafe fn run(self: Arc<Self>) -> bool {
         let task: *const Self = &raw const *self;
         match self.state.begin() {
@@ -336,9 +345,16 @@ impl<F: Future + 'static, S: Schedule> Run for Task<F, S> {
         let index = u32::try_from(index).expect("memory ends long before 4 billion tasks");
         self.index.store(index, Ordering::Relaxed);
     }
+
+    fn origin(&self) -> Origin {
+        Origin {
+            name: type_name::<N>(),
+            location: self.location,
+        }
+    }
 }
 
-impl<F: Future + 'static, S: Schedule> Wake for Task<F, S> {
+impl<F: Future + 'static, S: Schedule, N: 'static> Wake for Task<F, S, N> {
     fn wake(self: Arc<Self>) {
         if self.state.schedule() {
             let owner = Arc::clone(&self.owner);
@@ -360,7 +376,7 @@ trait Join<T>: Abort {
     fn detach(&self);
 }
 
-impl<F: Future + 'static, S: Schedule> Join<F::Output> for Task<F, S> {
+impl<F: Future + 'static, S: Schedule, N: 'static> Join<F::Output> for Task<F, S, N> {
     fn poll_outcome(&self, context: &mut Context<'_>) -> Poll<Result<F::Output, JoinError>> {
         if let Outcome::Pending(Some(waiter)) = &*self.outcome()
             && waiter.will_wake(context.waker())
@@ -392,7 +408,7 @@ impl<F: Future + 'static, S: Schedule> Join<F::Output> for Task<F, S> {
     }
 }
 
-impl<F: Future + 'static, S: Schedule> Abort for Task<F, S> {
+impl<F: Future + 'static, S: Schedule, N: 'static> Abort for Task<F, S, N> {
     fn abort(self: Arc<Self>) {
         if self.state.abort() {
             let owner = Arc::clone(&self.owner);
@@ -491,22 +507,26 @@ impl<T> fmt::Debug for JoinHandle<T> {
     }
 }
 
-/// Creates a task, which its runtime must adopt and queue at once.
+/// Creates a task, which its runtime must adopt and queue at once. It is known by the type `N`, and was spawned at
+/// `location`.
 ///
 /// In another thread than the owner's, the future may only hold what may be moved to that thread: see
 /// [`Handle::spawn_with`](crate::Handle::spawn_with).
-pub(crate) fn new<F: Future + 'static, S: Schedule>(
+pub(crate) fn new<N: 'static, F: Future + 'static, S: Schedule>(
     future: F,
     role: Role,
     owner: Arc<S>,
+    location: &'static Location<'static>,
 ) -> (Runnable, JoinHandle<F::Output>) {
-    let task = Arc::new(Task {
+    let task = Arc::new(Task::<F, S, N> {
         state: State::scheduled(),
         role,
         index: AtomicU32::new(u32::MAX),
         owner,
         outcome: Mutex::new(Outcome::Pending(None)),
         stage: UnsafeCell::new(Stage::Live(future)),
+        location,
+        name: PhantomData,
     });
     let handle = JoinHandle {
         task: Arc::clone(&task) as Arc<dyn Join<F::Output>>,

@@ -10,6 +10,8 @@
 //! | "panicked" in the span of the task or the connection | error | `panic`: its message |
 //! | "cannot accept" | warn | `error`, `back_off`: how long the listener waits |
 //! | "backend chosen" | info | `backend`, `reason` |
+//! | "worker blocked" | warn | `worker`, `task`: the type of the future; `location`: where it was spawned; `blocked`: how long so far |
+//! | "worker runs again" | info | `worker`, `blocked`: how long it was blocked |
 //! | "shutting down" | info | `workers`, `patience` |
 //! | "tasks dropped" | warn | `worker`, `tasks`: how many had not ended in time |
 
@@ -26,7 +28,7 @@ mod on {
     use std::future::Future;
     use std::io;
     use std::net::SocketAddr;
-    use std::panic::{self, AssertUnwindSafe};
+    use std::panic::{self, AssertUnwindSafe, Location};
     use std::pin::Pin;
     use std::task::{Context, Poll};
     use std::thread;
@@ -113,6 +115,19 @@ mod on {
         info!(workers, ?patience, "shutting down");
     }
 
+    pub(crate) fn worker_blocked(
+        worker: usize,
+        name: &str,
+        location: &Location<'_>,
+        blocked: Duration,
+    ) {
+        warn!(worker, task = name, %location, ?blocked, "worker blocked");
+    }
+
+    pub(crate) fn worker_runs_again(worker: usize, blocked: Duration) {
+        info!(worker, ?blocked, "worker runs again");
+    }
+
     pub(crate) fn tasks_dropped(tasks: u64) {
         warn!(worker = worker(), tasks, "tasks dropped");
     }
@@ -123,6 +138,7 @@ mod off {
     use std::fmt::Display;
     use std::io;
     use std::net::SocketAddr;
+    use std::panic::Location;
     use std::time::Duration;
 
     use ringloop_driver::BackendKind;
@@ -146,6 +162,16 @@ mod off {
     pub(crate) fn backend_chosen(_backend: BackendKind, _reason: impl Display) {}
 
     pub(crate) fn shutting_down(_workers: usize, _patience: Duration) {}
+
+    pub(crate) fn worker_blocked(
+        _worker: usize,
+        _name: &str,
+        _location: &Location<'_>,
+        _blocked: Duration,
+    ) {
+    }
+
+    pub(crate) fn worker_runs_again(_worker: usize, _blocked: Duration) {}
 
     pub(crate) fn tasks_dropped(_tasks: u64) {}
 }

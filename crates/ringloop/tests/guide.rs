@@ -49,6 +49,7 @@ fn defaults_are_those_of_the_guide() {
     assert_eq!(config.runtime.blocking_threads, 64);
     assert_eq!(config.runtime.resolver_threads, 64);
     assert!(!config.pin);
+    assert!(config.blocked_after.is_none());
     let connecting = TcpConnectOptions::default();
     assert_eq!(connecting.attempt_delay, Duration::from_millis(250));
     assert_eq!(connecting.attempt_timeout, Duration::from_secs(20));

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use common::{LONG, backends, on_both, poll_times, pool_config};
 use ringloop::time::{sleep, timeout};
-use ringloop::{AbortHandle, JoinSet, Pool, spawn, yield_now};
+use ringloop::{AbortHandle, JoinHandle, JoinSet, Pool, spawn, yield_now};
 
 /// Counts the futures that are dropped.
 struct Dropped(Rc<Cell<u32>>);
@@ -25,7 +25,7 @@ fn waiting_forever(dropped: &Rc<Cell<u32>>) -> impl Future<Output = ()> + 'stati
     let guard = Dropped(Rc::clone(dropped));
     async move {
         let _guard = guard;
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 }
 
@@ -262,7 +262,7 @@ fn an_abort_handle_may_be_the_last_one() {
                 std::future::pending::<()>().await;
                 third
             });
-            let handles = [&finished, &unfinished, &aborted].map(|task| task.abort_handle());
+            let handles = [&finished, &unfinished, &aborted].map(JoinHandle::abort_handle);
             drop((finished, unfinished, aborted));
             yield_now().await;
             handles[2].abort();

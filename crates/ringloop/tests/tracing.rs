@@ -398,3 +398,95 @@ fn accepting_without_descriptors_is_told() {
         );
     }
 }
+
+/// A worker that does not look at the kernel is named with the task that keeps it, once for each time.
+#[test]
+fn a_worker_that_a_task_blocks_is_named() {
+    let recorder = &**RECORDER;
+    let mut reported = 0;
+    for backend in backends() {
+        let mut config = pool_config(backend);
+        config.blocked_after = Some(Duration::from_millis(20));
+        let pool = Pool::new(2, &config).unwrap();
+        for _ in 0..2 {
+            let (release, released) = std::sync::mpsc::channel::<()>();
+            let place = format!("tracing.rs:{}:", line!() + 1);
+            let task = pool.spawn_on(1, move || async move {
+                yield_now().await;
+                // Blocks the worker, until it was reported.
+                released.recv().unwrap();
+                yield_now().await;
+            });
+            // Tests beside this one have workers that are blocked, too.
+            let of_this_task = || {
+                let mut events = recorder.events("message", "worker blocked");
+                events.retain(|(event, _)| event.field("location").contains(&place));
+                events
+            };
+            let start = Instant::now();
+            while of_this_task().len() == reported {
+                assert!(start.elapsed() < LONG);
+                thread::sleep(Duration::from_micros(500));
+            }
+            // It is not reported again.
+            thread::sleep(Duration::from_millis(50));
+            reported += 1;
+            let events = of_this_task();
+            assert_eq!(events.len(), reported);
+            let (event, span) = events.last().unwrap();
+            assert!(span.is_none());
+            assert_eq!(event.name, "WARN");
+            assert_eq!(event.field("worker"), "1");
+            assert!(event.field("task").contains("a_worker_that_a_task_blocks"));
+            assert!(event.field("blocked").ends_with('s'), "{event:?}");
+            release.send(()).unwrap();
+            let mut waiting = ringloop::Runtime::new(&RuntimeConfig::default()).unwrap();
+            waiting.block_on(task).unwrap();
+        }
+        let start = Instant::now();
+        while recorder.events("message", "worker runs again").len() < reported {
+            assert!(start.elapsed() < LONG);
+            thread::sleep(Duration::from_micros(500));
+        }
+        pool.shutdown(LONG);
+    }
+}
+
+/// A place in the program that spawns a task is known, whichever function it uses.
+#[test]
+fn the_place_where_a_task_was_spawned_is_known() {
+    let recorder = &**RECORDER;
+    let mut config = PoolConfig::default();
+    config.blocked_after = Some(Duration::from_millis(5));
+    let pool = Pool::new(1, &config).unwrap();
+    let has_seen = |line: u32| {
+        let place = format!("tracing.rs:{line}:");
+        let seen = recorder.events("message", "worker blocked");
+        seen.iter()
+            .any(|(event, _)| event.field("location").contains(&place))
+    };
+    let blocks = move |line: u32| {
+        let start = Instant::now();
+        while !has_seen(line) {
+            assert!(start.elapsed() < LONG, "line {line}");
+            thread::sleep(Duration::from_micros(500));
+        }
+    };
+    let (done, is_done) = std::sync::mpsc::channel();
+    let first = line!() + 1;
+    let tasks = pool.spawn_on_each(move |_| async move { blocks(first) });
+    drop(tasks);
+    let second = line!() + 1;
+    drop(pool.handle(0).spawn_with(move || async move {
+        blocks(second);
+        let third = line!() + 1;
+        spawn(async move { blocks(third) }).await.unwrap();
+        let mut tasks = ringloop::JoinSet::new();
+        let fourth = line!() + 1;
+        tasks.spawn(async move { blocks(fourth) });
+        tasks.join_next().await.unwrap().unwrap();
+        done.send(()).unwrap();
+    }));
+    is_done.recv_timeout(LONG).unwrap();
+    pool.shutdown(LONG);
+}

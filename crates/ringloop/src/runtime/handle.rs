@@ -4,6 +4,7 @@
 use std::any::Any;
 use std::fmt;
 use std::future::Future;
+use std::panic::Location;
 use std::sync::Arc;
 
 #[cfg(feature = "hyper")]
@@ -100,6 +101,7 @@ impl Handle {
     /// assert_eq!(runtime.block_on(task).unwrap(), 5);
     /// # Ok::<(), std::io::Error>(())
     /// ```
+    #[track_caller]
     pub fn spawn_with<M, F, T>(&self, make: M) -> JoinHandle<T>
     where
         M: FnOnce() -> F + Send + 'static,
@@ -120,7 +122,8 @@ impl Handle {
         // Until this future is polled, in the runtime's thread, it holds only `make`, which may be moved to that thread
         // and dropped in this one.
         let future = async move { trace::task(make()).await };
-        let (task, handle) = task::new(future, role, Arc::clone(&self.remote));
+        let (task, handle) =
+            task::new::<F, _, _>(future, role, Arc::clone(&self.remote), Location::caller());
         let message = Message::Adopt(Orphan::new(task));
         drop(self.remote.sender.send(message));
         handle

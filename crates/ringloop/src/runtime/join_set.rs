@@ -116,6 +116,7 @@ impl<T> JoinSet<T> {
     ///
     /// # Panics
     /// Panics if it is called outside of a runtime.
+    #[track_caller]
     pub fn spawn<F: Future<Output = T> + 'static>(&mut self, future: F) -> AbortHandle
     where
         T: 'static,

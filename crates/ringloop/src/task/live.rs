@@ -158,6 +158,7 @@ impl Tasks {
 #[cfg(all(test, ringloop_loom))]
 mod model {
     use std::future::{pending, poll_fn};
+    use std::panic::Location;
     use std::rc::Rc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -201,12 +202,18 @@ mod model {
                     Poll::Ready(())
                 })
             };
-            let (first, handle) = task::new(last_poll, Role::Plain, Arc::clone(&owner));
+            let (first, handle) = task::new::<(), _, _>(
+                last_poll,
+                Role::Plain,
+                Arc::clone(&owner),
+                Location::caller(),
+            );
             tasks.adopt(first);
             let aborting = thread::spawn(move || handle.abort());
             tasks.run(tasks.next().unwrap());
             assert_eq!(tasks.live(), 0);
-            let (second, _handle) = task::new(pending::<()>(), Role::Plain, owner);
+            let (second, _handle) =
+                task::new::<(), _, _>(pending::<()>(), Role::Plain, owner, Location::caller());
             tasks.adopt(second);
             aborting.join().unwrap();
             if let Some(waking) = waking.take() {
