@@ -389,6 +389,7 @@ def long_steps(main: Interpreter, newest: Interpreter) -> Iterator[Step]:
         ("make test-modes", "the Python tests in the development mode and in debug mode", main.make("test-modes")),
         ("make test-loom", "threads that wake each other, in all interleavings", main.make("test-loom")),
         ("make test-minimal", "the oldest dependencies and the oldest Rust", main.make("test-minimal")),
+        ("make test-ecosystem", "reqwest, tonic and sqlx beside the Rust runtime", main.make("test-ecosystem")),
         (
             "make test-sanitizers",
             "the Rust tests under AddressSanitizer and ThreadSanitizer",

@@ -50,7 +50,7 @@
 //!
 //! | feature | what it adds |
 //! | --- | --- |
-//! | `hyper` | the module `hyper`: hyper's `Read` and `Write` for connections, an executor and a timer |
+//! | `hyper` | the module `hyper`: HTTP servers and clients, and hyper's `Read` and `Write` for connections |
 //! | `quinn` | the module `quinn`: a runtime for quinn, which does QUIC |
 //! | `tls` | the module `tls`: TLS connections with rustls, and TLS servers |
 //! | `tokio` | tokio's `AsyncRead` and `AsyncWrite` for connections, their halves and the pipes of children, without tokio's runtime |

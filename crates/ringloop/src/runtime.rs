@@ -437,8 +437,9 @@ pub fn spawn<F: Future + 'static>(future: F) -> JoinHandle<F::Output> {
 /// assert!(start.elapsed() < Duration::from_secs(3600));
 /// # Ok::<(), std::io::Error>(())
 /// ```
+#[track_caller]
 pub fn spawn_background<F: Future + 'static>(future: F) -> JoinHandle<F::Output> {
-    Shared::current().spawn_as(Role::Background, trace::task(future))
+    Shared::current().spawn_in(Role::Background, future)
 }
 
 /// Yields to the other tasks that are ready to run.

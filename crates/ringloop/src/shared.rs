@@ -192,7 +192,15 @@ impl Shared {
 
     #[track_caller]
     pub(crate) fn spawn<F: Future + 'static>(&self, future: F) -> JoinHandle<F::Output> {
-        let role = self.tasks.role();
+        self.spawn_in(self.tasks.role(), future)
+    }
+
+    #[track_caller]
+    pub(crate) fn spawn_in<F: Future + 'static>(
+        &self,
+        role: Role,
+        future: F,
+    ) -> JoinHandle<F::Output> {
         self.spawn_known_as::<F, _>(role, trace::task(future), Location::caller())
     }
 

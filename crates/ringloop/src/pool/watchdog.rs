@@ -21,7 +21,7 @@ pub(super) struct Watchdog {
     _stop: mpsc::Sender<()>,
 }
 
-/// What is known of one worker.
+/// The polls of one worker, as far as they were seen.
 struct Watched {
     watch: Arc<Watch>,
     /// The poll that was in progress at the last look, and when it was first seen.

@@ -113,6 +113,7 @@ impl Handle {
     }
 
     /// Like [`spawn_with`](Self::spawn_with), for a task of another role than the one that spawns it.
+    #[track_caller]
     pub(crate) fn spawn_as<M, F, T>(&self, role: Role, make: M) -> JoinHandle<T>
     where
         M: FnOnce() -> F + Send + 'static,
