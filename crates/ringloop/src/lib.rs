@@ -34,6 +34,7 @@
 //! | [`process`], [`stdio`] | child processes, and the standard streams of this one |
 //! | [`AsyncFd`] | waiting for descriptors that the crate has no type for |
 //! | [`channel`] | channels between tasks of any workers |
+//! | [`io`] | copying between files, pipes and sockets, in the kernel |
 //! | [`blocking`] | blocking calls, in a pool of threads |
 //! | [`metrics`] | counters of runtimes and workers, also as text for Prometheus |
 //!
@@ -82,6 +83,7 @@ mod faults;
 pub mod fs;
 #[cfg(feature = "hyper")]
 pub mod hyper;
+pub mod io;
 pub mod metrics;
 pub mod net;
 mod pipe;

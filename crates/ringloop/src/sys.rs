@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 pub(crate) mod children;
+mod copying;
 mod descriptors;
 pub(crate) mod messages;
 pub(crate) mod transfer;
@@ -15,6 +16,9 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use socket2::{SockAddr, Socket};
 
+pub(crate) use copying::{
+    Presence, enlarge_pipe, is_pipe, is_readable_now, presence, send_file, splice,
+};
 pub(crate) use descriptors::{inherited_descriptors, receive_descriptors, send_descriptors, user};
 
 /// The process, user and group at the other end of a Unix socket, see `SO_PEERCRED` in `unix(7)`.
@@ -41,9 +45,14 @@ pub(crate) fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<(i32, u32, 
 
 /// Whether a descriptor is writable at this moment, see `poll(2)`.
 pub(crate) fn is_writable_now(descriptor: BorrowedFd<'_>) -> io::Result<bool> {
+    is_ready_now(descriptor, libc::POLLOUT)
+}
+
+/// Whether a descriptor is ready for an event at this moment, or has failed, see `poll(2)`.
+fn is_ready_now(descriptor: BorrowedFd<'_>, events: libc::c_short) -> io::Result<bool> {
     let mut polled = libc::pollfd {
         fd: descriptor.as_raw_fd(),
-        events: libc::POLLOUT,
+        events,
         revents: 0,
     };
     // SAFETY: `polled` is one pollfd, valid for reads and writes for the length of the call.

@@ -3,12 +3,16 @@
 
 use std::future::{Future, poll_fn};
 use std::io::{self, IoSliceMut, Read, Write};
-use std::net::SocketAddr;
+use std::net::{Shutdown, SocketAddr};
+use std::os::fd::OwnedFd;
 use std::pin::pin;
 use std::task::Poll;
 
 use bytes::Buf;
+use socket2::SockRef;
 
+use crate::fs::File;
+use crate::io::{copy, copy_bidirectional, copy_up_to};
 use crate::metrics::injected;
 use crate::net::{UdpSocket, UnixDatagram, UnixStream};
 use crate::runtime::{spawn, yield_now};
@@ -41,6 +45,18 @@ const SENDING: &[i32] = &[
     libc::ENOMEM,
     libc::ENOTCONN,
     libc::EPERM,
+    libc::EPIPE,
+    libc::ETIMEDOUT,
+];
+
+/// sendfile(2), splice(2), recv(2) and send(2), without those at which bytes are copied in another way.
+const COPYING: &[i32] = &[
+    libc::ECONNRESET,
+    libc::EINTR,
+    libc::EIO,
+    libc::ENOBUFS,
+    libc::ENOMEM,
+    libc::EOVERFLOW,
     libc::EPIPE,
     libc::ETIMEDOUT,
 ];
@@ -184,6 +200,100 @@ fn streams_fail_to_send() {
         })
         .await
     });
+}
+
+/// A file of more than fits into a socket's buffer.
+fn large_file() -> File {
+    let name = format!("ringloop-faults-{:?}", std::thread::current().id());
+    let path = std::env::temp_dir().join(format!("{name}-{}", std::process::id()));
+    std::fs::write(&path, vec![7; 1_000_000]).unwrap();
+    let file = std::fs::File::open(&path).unwrap();
+    std::fs::remove_file(path).unwrap();
+    File::from(file)
+}
+
+#[test]
+fn files_fail_to_be_sent() {
+    failing(COPYING, async |polls| {
+        let (mut stream, mut file) = (stream(), large_file());
+        polled(polls, async {
+            copy(&mut file, &mut stream).await.map(drop)
+        })
+        .await
+    });
+}
+
+#[test]
+fn connections_fail_to_be_joined() {
+    failing(COPYING, async |polls| {
+        let (near, mut far) = std::os::unix::net::UnixStream::pair().unwrap();
+        far.set_nonblocking(true).unwrap();
+        // Enough for a pipe to be used.
+        SockRef::from(&far).set_send_buffer_size(400_000).unwrap();
+        drop(spawn(async move {
+            let (bytes, mut sent) = (vec![7; 300_000], 0);
+            while sent < bytes.len() {
+                match far.write(&bytes[sent..]) {
+                    Ok(count) => sent += count,
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => yield_now().await,
+                    Err(_) => break,
+                }
+            }
+            drop(far.shutdown(Shutdown::Write));
+            while !matches!(far.read(&mut [0; 64]), Ok(0)) {
+                yield_now().await;
+            }
+        }));
+        let (mut near, mut stream) = (UnixStream::try_from(near).unwrap(), stream());
+        polled(polls, async {
+            copy_bidirectional(&mut near, &mut stream).await.map(drop)
+        })
+        .await
+    });
+}
+
+#[test]
+fn pipes_fail_to_be_copied() {
+    failing(COPYING, async |polls| {
+        let (reader, mut writer) = io::pipe().unwrap();
+        writer.write_all(b"some bytes").unwrap();
+        drop(writer);
+        let (mut stream, mut reader) = (stream(), File::from(OwnedFd::from(reader)));
+        polled(polls, async {
+            copy(&mut reader, &mut stream).await.map(drop)
+        })
+        .await
+    });
+    failing(COPYING, async |polls| {
+        let (_reader, writer) = io::pipe().unwrap();
+        let (mut stream, mut writer) = (stream(), File::from(OwnedFd::from(writer)));
+        polled(polls, async {
+            copy_up_to(&mut stream, &mut writer, 5).await.map(drop)
+        })
+        .await
+    });
+}
+
+/// For some files and sockets, the kernel refuses. Then bytes are read and written.
+#[test]
+fn what_the_kernel_refuses_is_copied() {
+    for errno in [libc::EINVAL, libc::ENOSYS, libc::EOPNOTSUPP] {
+        let mut runtime = super::planned();
+        runtime.block_on(async {
+            let (mut near, mut far) = UnixStream::pair().unwrap();
+            let mut file = large_file();
+            injected::fail_after(0, errno);
+            let sending = spawn(async move { copy(&mut file, &mut near).await.unwrap() });
+            yield_now().await;
+            assert!(injected::has_failed());
+            let mut received = Vec::with_capacity(1_000_000);
+            while received.len() < 1_000_000 {
+                received = far.read(received).await.1;
+            }
+            assert!(received == vec![7; 1_000_000]);
+            assert_eq!(sending.await.unwrap(), 1_000_000);
+        });
+    }
 }
 
 /// A socket whose peer makes no calls that count; it sends a datagram a turn later, and then receives everything.

@@ -131,14 +131,24 @@ impl File {
     /// The kernel stores the position, so that it is shared with other descriptors of the same open file. But the
     /// kernel does not update it reliably: `io_uring` leaves it unchanged if a transfer is cut short by an error. So
     /// every transfer has an explicit offset, and sets the position afterwards.
-    fn position(&self) -> io::Result<Option<u64>> {
+    pub(crate) fn position(&self) -> io::Result<Option<u64>> {
         if !self.fd.has_position() {
             return Ok(None);
         }
         self.with_std(|mut file| file.stream_position()).map(Some)
     }
 
-    fn set_position(&self, position: u64) -> io::Result<()> {
+    /// Refuses an offset beyond the maximum, and files that have no offsets.
+    pub(crate) fn check_offset(&self, offset: u64) -> io::Result<()> {
+        check(offset)?;
+        if self.fd.has_position() {
+            Ok(())
+        } else {
+            Err(io::Error::from_raw_os_error(libc::ESPIPE))
+        }
+    }
+
+    pub(crate) fn set_position(&self, position: u64) -> io::Result<()> {
         self.with_std(|mut file| file.seek(SeekFrom::Start(position)))
             .map(drop)
     }
@@ -359,7 +369,7 @@ impl File {
     }
 
     /// Writes `buffer[from..]` once, at the current position, and advances that.
-    async fn write_onwards(
+    pub(crate) async fn write_onwards(
         &mut self,
         buffer: Vec<u8>,
         from: usize,
@@ -388,7 +398,7 @@ impl File {
         (result, buffer)
     }
 
-    async fn read_once(
+    pub(crate) async fn read_once(
         &self,
         mut buffer: Vec<u8>,
         offset: Option<u64>,

@@ -366,12 +366,6 @@ impl Core {
     }
 
     /// Shuts down writing. As the traits of other libraries require, it is not an error if the connection is gone.
-    #[cfg(any(
-        feature = "futures-io",
-        feature = "hyper",
-        feature = "tls",
-        feature = "tokio"
-    ))]
     pub(crate) fn finish(&self) -> io::Result<()> {
         match self.shutdown(Shutdown::Write) {
             Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(()),
@@ -426,6 +420,28 @@ impl Core {
         self.source.poll_write(context, seat, |socket| {
             let count = sys::send(socket.as_fd(), bytes)?;
             Ok((count, count == bytes.len()))
+        })
+    }
+
+    /// Reads by a call of the caller's, which must not wait, and returns whether it has left nothing behind.
+    pub(crate) fn poll_read_by<T>(
+        &self,
+        context: &mut Context<'_>,
+        mut read: impl FnMut(BorrowedFd<'_>) -> io::Result<(T, bool)>,
+    ) -> Poll<io::Result<T>> {
+        self.source
+            .poll_read(context, &Seat::alone(), |socket| read(socket.as_fd()))
+    }
+
+    /// Writes by a call of the caller's, which must not wait. It is called again until it fails with `WouldBlock`.
+    pub(crate) fn poll_write_by<T>(
+        &self,
+        context: &mut Context<'_>,
+        mut write: impl FnMut(BorrowedFd<'_>) -> io::Result<T>,
+    ) -> Poll<io::Result<T>> {
+        self.source.poll_write(context, &Seat::alone(), |socket| {
+            // A count below what was wanted may be the end of a file.
+            Ok((write(socket.as_fd())?, true))
         })
     }
 

@@ -4,6 +4,8 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
+use super::is_ready_now;
+
 /// The number of bytes that fit into a blocking pipe that is ready (pipe(7), `PIPE_BUF`).
 const PIPE_ROOM: usize = 4096;
 
@@ -111,20 +113,6 @@ fn is_nonblocking(descriptor: BorrowedFd<'_>) -> bool {
     // SAFETY: F_GETFL accesses no memory and changes nothing.
     let flags = unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_GETFL) };
     flags >= 0 && flags & libc::O_NONBLOCK != 0
-}
-
-fn is_ready_now(descriptor: BorrowedFd<'_>, events: i16) -> io::Result<bool> {
-    let mut polled = libc::pollfd {
-        fd: descriptor.as_raw_fd(),
-        events,
-        revents: 0,
-    };
-    // SAFETY: `polled` is one pollfd, valid for reads and writes for the length of the call.
-    match unsafe { libc::poll(&raw mut polled, 1, 0) } {
-        0 => Ok(false),
-        1.. => Ok(true),
-        _ => Err(io::Error::last_os_error()),
-    }
 }
 
 /// Opens a terminal again, in non-blocking mode, so that the open file that others share stays as it is. `None` if the

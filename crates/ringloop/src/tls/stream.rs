@@ -53,12 +53,12 @@ impl<S: Stream> TlsStream<S> {
     }
 
     /// Registers a future that waits to write. There is one at a time.
-    pub(super) fn writing(&self) -> Waiting<'_> {
+    pub(crate) fn writing(&self) -> Waiting<'_> {
         self.stream.core().writing()
     }
 
     /// Registers a future that waits to read, and for room to send queued bytes. There is one at a time.
-    pub(super) fn reading(&self) -> (Waiting<'_>, Waiting<'_, &Seat>) {
+    pub(crate) fn reading(&self) -> (Waiting<'_>, Waiting<'_, &Seat>) {
         let core = self.stream.core();
         (core.reading(), core.writing_in(&self.flushing))
     }

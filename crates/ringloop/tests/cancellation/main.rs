@@ -7,6 +7,7 @@ mod certificates;
 #[path = "../common/mod.rs"]
 mod common;
 mod connections;
+mod copying;
 mod cut;
 mod datagrams;
 mod failing;

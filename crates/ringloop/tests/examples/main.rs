@@ -5,6 +5,7 @@ mod command_line;
 #[path = "../common/mod.rs"]
 mod common;
 mod echo;
+mod file_server;
 mod http;
 mod http_proxy;
 mod program;
