@@ -40,7 +40,7 @@ const REQUEST_BYTES_MAX: usize = 8 * 1024;
 /// How much of a file is in memory, if it is read.
 const PIECE_BYTES: usize = 64 * 1024;
 
-/// What a client asks for.
+/// A request of a client.
 struct Request {
     is_head: bool,
     path: PathBuf,

@@ -11,7 +11,7 @@ use std::fmt::Write;
 use std::io;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::process::ExitCode;
@@ -205,23 +205,19 @@ fn descriptor_path(file: &File) -> PathBuf {
 
 /// Creates a page with the names in a directory.
 async fn list(directory: File) -> Result<Found, Refused> {
-    // There is no asynchronous way to read directories.
-    let names = ringloop::blocking::run(move || {
-        let mut names = Vec::new();
-        for entry in std::fs::read_dir(descriptor_path(&directory))? {
-            let entry = entry?;
-            let mut name = entry.file_name().into_vec();
-            if !name.starts_with(b".") {
-                let is_directory = entry.file_type()?.is_dir();
-                name.extend(is_directory.then_some(b'/'));
-                names.push(name);
-            }
+    let mut names = Vec::new();
+    let mut entries = ringloop::fs::read_dir(descriptor_path(&directory)).await?;
+    while let Some(entry) = entries.next_entry().await? {
+        let mut name = entry.file_name().as_bytes().to_vec();
+        if !name.starts_with(b".") {
+            let is_directory = entry.file_type()?.is_dir();
+            name.extend(is_directory.then_some(b'/'));
+            names.push(name);
         }
-        names.sort();
-        io::Result::Ok(names)
-    });
+    }
+    names.sort();
     let mut page = "<!DOCTYPE html>\n<meta charset=\"utf-8\">\n<ul>\n".to_owned();
-    for name in names.await?? {
+    for name in names {
         let (name, slash) = match name.strip_suffix(b"/") {
             Some(name) => (name, "/"),
             None => (&name[..], ""),

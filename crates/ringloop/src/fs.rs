@@ -1,8 +1,8 @@
 //! Asynchronous files.
 //!
-//! Opening, reading, writing and metadata are operations of the driver: `io_uring` performs them, or, with epoll, a few
-//! threads of the driver, after an attempt that does not wait for the disk. Buffers are passed by value and come back
-//! with the result.
+//! Opening, reading, writing, metadata, renaming, removing and creating directories are operations of the driver: `io_uring`
+//! performs them, or, with epoll, a few threads of the driver, after an attempt that does not wait for the disk. Buffers are
+//! passed by value and come back with the result. Functions that say so use the [pool of threads](crate::blocking).
 //!
 //! Dropping a future asks its operation to stop; it may still happen. The kernel keeps the buffer and the file until
 //! the operation is over, so that neither is reused before.
@@ -14,7 +14,7 @@
 //!
 //! The functions of this module, and the methods of files that wait, panic if they are polled outside of a runtime.
 //!
-//! For everything else, use [`std::fs`] with [`blocking::run`](crate::blocking::run).
+//! For everything else, such as locks, use [`std::fs`] with [`blocking::run`](crate::blocking::run).
 //!
 //! ```
 //! use ringloop::{Runtime, RuntimeConfig, fs};
@@ -33,9 +33,12 @@
 //! # }
 //! ```
 
+mod directory;
 mod file;
 mod metadata;
 mod open_options;
+mod paths;
+mod storage;
 
 use std::ffi::CString;
 use std::io;
@@ -45,9 +48,14 @@ use std::path::Path;
 use ringloop_driver::Op;
 
 use crate::source::Operation;
+pub use directory::{DirEntry, ReadDir, read_dir};
 pub use file::File;
 pub use metadata::Metadata;
 pub use open_options::OpenOptions;
+pub use paths::{
+    canonicalize, copy, create_dir, create_dir_all, hard_link, read_link, remove_dir,
+    remove_dir_all, remove_file, rename, set_permissions, symlink, try_exists,
+};
 
 /// Reads a whole file.
 ///

@@ -169,6 +169,21 @@ pub(crate) fn appends(descriptor: BorrowedFd<'_>) -> bool {
     flags >= 0 && flags & libc::O_APPEND != 0
 }
 
+/// Reserves storage for part of a file, see `fallocate(2)`. May block.
+pub(crate) fn allocate(
+    file: BorrowedFd<'_>,
+    flags: i32,
+    offset: i64,
+    length: i64,
+) -> io::Result<()> {
+    // SAFETY: accesses no memory.
+    let result = unsafe { libc::fallocate(file.as_raw_fd(), flags, offset, length) };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
 /// Whether there are too many open descriptors, here or in the system.
 pub(crate) fn is_out_of_descriptors(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))

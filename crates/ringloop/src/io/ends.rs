@@ -146,7 +146,7 @@ impl<S: Stream> Duplex for S {
 #[derive(Clone, Copy)]
 pub struct TlsEnd<'a>(&'a dyn Secured);
 
-/// What copying needs of a TLS connection, whatever is below it.
+/// A TLS connection over a connection of any family.
 #[cfg(feature = "tls")]
 trait Secured {
     fn reading(&self) -> (Waiting<'_>, Waiting<'_, &Seat>);

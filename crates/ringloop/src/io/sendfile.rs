@@ -51,7 +51,7 @@ pub(super) async fn send(copying: &mut Copying<'_>, file: &File, to: &Core) -> i
     }
 }
 
-/// What is known about a part of a file.
+/// Returns what is known about a part of a file.
 fn presence(file: BorrowedFd<'_>, offset: u64, count: usize) -> Presence {
     let last = (offset + count as u64 - 1).min(i64::MAX as u64);
     match sys::presence(file, offset) {

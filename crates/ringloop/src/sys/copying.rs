@@ -10,7 +10,7 @@ use std::ptr;
 
 use super::is_ready_now;
 
-/// What is known about a byte of a file.
+/// Where a byte of a file is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Presence {
     /// It is in memory, or lies beyond the end.

@@ -50,7 +50,7 @@ fn sending_a_file() {
     std::fs::remove_file(path).unwrap();
 }
 
-/// What arrives is what was sent, as far as it goes.
+/// The bytes that arrive are those that were sent, as far as they go.
 async fn joining(cut: &Cut) {
     let ((mut left, mut first), (mut second, right)) = (tcp().await, unix());
     let received = receive_all!(right);

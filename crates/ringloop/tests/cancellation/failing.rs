@@ -22,9 +22,9 @@ use crate::memory::{MARKED, buffer};
 /// The errors of an operation, from the manual page of its system call.
 fn errors_of(op: &Op) -> &'static [i32] {
     use libc::{
-        EACCES, EBADF, ECONNRESET, EDQUOT, EEXIST, EFBIG, EINTR, EINVAL, EIO, EISDIR, ELOOP,
-        EMFILE, EMSGSIZE, ENAMETOOLONG, ENFILE, ENOBUFS, ENOENT, ENOMEM, ENOSPC, ENOTDIR, ENXIO,
-        EOVERFLOW, EPERM, EPIPE, EROFS, ETIMEDOUT, ETXTBSY,
+        EACCES, EBADF, EBUSY, ECONNRESET, EDQUOT, EEXIST, EFBIG, EINTR, EINVAL, EIO, EISDIR, ELOOP,
+        EMFILE, EMLINK, EMSGSIZE, ENAMETOOLONG, ENFILE, ENOBUFS, ENOENT, ENOMEM, ENOSPC, ENOTDIR,
+        ENOTEMPTY, ENXIO, EOVERFLOW, EPERM, EPIPE, EROFS, ETIMEDOUT, ETXTBSY, EXDEV,
     };
     match op {
         Op::OpenAt { .. } => &[
@@ -55,6 +55,52 @@ fn errors_of(op: &Op) -> &'static [i32] {
         ],
         Op::Fsync { .. } => &[EBADF, EDQUOT, EINTR, EINVAL, EIO, ENOSPC, EROFS],
         Op::Close { .. } => &[EBADF, EDQUOT, EINTR, EIO, ENOSPC],
+        Op::MkDirAt { .. } => &[
+            EACCES,
+            EDQUOT,
+            EEXIST,
+            ELOOP,
+            EMLINK,
+            ENAMETOOLONG,
+            ENOENT,
+            ENOMEM,
+            ENOSPC,
+            ENOTDIR,
+            EPERM,
+            EROFS,
+        ],
+        Op::UnlinkAt { .. } => &[
+            EACCES,
+            EBUSY,
+            EIO,
+            EISDIR,
+            ELOOP,
+            ENAMETOOLONG,
+            ENOENT,
+            ENOMEM,
+            ENOTDIR,
+            ENOTEMPTY,
+            EPERM,
+            EROFS,
+        ],
+        Op::RenameAt { .. } => &[
+            EACCES,
+            EBUSY,
+            EDQUOT,
+            EINVAL,
+            EISDIR,
+            ELOOP,
+            EMLINK,
+            ENAMETOOLONG,
+            ENOENT,
+            ENOMEM,
+            ENOSPC,
+            ENOTDIR,
+            ENOTEMPTY,
+            EPERM,
+            EROFS,
+            EXDEV,
+        ],
         Op::SendZeroCopy { .. } => &[
             ECONNRESET, EINTR, EMSGSIZE, ENOBUFS, ENOMEM, EPIPE, ETIMEDOUT,
         ],
@@ -172,6 +218,30 @@ fn filled() -> Vec<u8> {
 fn with_buffer<T>(result: (io::Result<T>, Vec<u8>)) -> io::Result<()> {
     assert!(result.1.capacity() >= MARKED, "the buffer is lost");
     result.0.map(drop)
+}
+
+#[test]
+fn functions_of_names() {
+    let named = Named::new("names");
+    let other = named.0.with_extension("other");
+    let directory = named.0.with_extension("directory");
+    failing(async |cut| {
+        drop(std::fs::remove_dir(&directory));
+        cut.run(fs::create_dir(&directory)).await
+    });
+    failing(async |cut| {
+        drop(std::fs::create_dir(&directory));
+        cut.run(fs::remove_dir(&directory)).await
+    });
+    failing(async |cut| {
+        drop((std::fs::remove_file(&other), std::fs::write(&named.0, "")));
+        cut.run(fs::rename(&named.0, &other)).await
+    });
+    failing(async |cut| {
+        std::fs::write(&other, "").unwrap();
+        cut.run(fs::remove_file(&other)).await
+    });
+    drop((std::fs::remove_file(other), std::fs::remove_dir(directory)));
 }
 
 #[test]

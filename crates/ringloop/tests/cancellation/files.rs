@@ -218,3 +218,59 @@ fn reading_and_writing_a_pipe() {
         }
     });
 }
+
+/// Each change that was awaited has happened, the next one may have, and those after it have not.
+#[test]
+fn changing_names() {
+    let folder = Folder::new("names");
+    at_every_poll(async |cut| {
+        let root = folder.0.join("root");
+        drop(std::fs::remove_dir_all(&root));
+        let steps = std::cell::Cell::new(0);
+        let whole = async {
+            fs::create_dir_all(root.join("one/two")).await.unwrap();
+            steps.set(1);
+            fs::write(root.join("one/file"), "text").await.unwrap();
+            steps.set(2);
+            fs::rename(root.join("one/file"), root.join("one/two/file"))
+                .await
+                .unwrap();
+            steps.set(3);
+            fs::hard_link(root.join("one/two/file"), root.join("link"))
+                .await
+                .unwrap();
+            steps.set(4);
+            let mut entries = fs::read_dir(&root).await.unwrap();
+            let mut names = Vec::new();
+            while let Some(entry) = entries.next_entry().await.unwrap() {
+                names.push(entry.file_name().to_owned());
+            }
+            names.sort();
+            assert_eq!(names, ["link", "one"]);
+            let file = OpenOptions::new()
+                .write(true)
+                .open(root.join("link"))
+                .await
+                .unwrap();
+            file.allocate(0, 5000).await.unwrap();
+            steps.set(5);
+            fs::remove_file(root.join("link")).await.unwrap();
+            steps.set(6);
+            fs::remove_dir_all(&root).await.unwrap();
+            steps.set(7);
+        };
+        cut.run(whole).await;
+        let (steps, is) = (steps.get(), |path: &str| root.join(path).exists());
+        assert!(!(1..6).contains(&steps) || is("one/two"));
+        assert!(steps != 2 || is("one/file") != is("one/two/file"));
+        assert!(!(3..6).contains(&steps) || is("one/two/file"));
+        assert!(steps != 4 || is("link"));
+        assert!(steps >= 3 || !is("link"));
+        assert!(steps < 6 || !is("link"));
+        assert!(steps < 7 || !is(""));
+        // A call that goes on in a thread is over when the threads are idle: the next scenario starts anew.
+        while root.exists() {
+            drop(fs::remove_dir_all(&root).await);
+        }
+    });
+}

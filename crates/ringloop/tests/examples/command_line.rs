@@ -26,6 +26,7 @@ fn an_error_is_one_line_and_code_1() {
         ("axum_hello", &[]),
         ("chat", &[]),
         ("static_files", &[]),
+        ("file_server", &[]),
         ("proxy", to),
         ("http_proxy", &["--to", "http://127.0.0.1:1"]),
         ("tls_echo", &[]),
@@ -45,7 +46,7 @@ fn an_error_is_one_line_and_code_1() {
             "error: cannot serve /nonexistent: No such file or directory (os error 2)\n",
         ),
         (
-            "static_files",
+            "file_server",
             &["/etc/passwd"],
             "error: cannot serve /etc/passwd: Not a directory (os error 20)\n",
         ),
@@ -99,6 +100,7 @@ fn each_program_explains_itself() {
         ("axum_hello", "Says hello"),
         ("tls_echo", "over TLS"),
         ("static_files", "the files of a directory"),
+        ("file_server", "the files of a directory"),
     ] {
         let output = command(example).arg("--help").output().unwrap();
         let said = String::from_utf8_lossy(&output.stdout);
