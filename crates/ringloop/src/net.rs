@@ -12,6 +12,8 @@ mod connect;
 mod datagram;
 mod family;
 mod halves;
+#[cfg(feature = "tls")]
+pub(crate) mod kernel_tls;
 pub(crate) mod stream;
 mod tcp;
 mod tcp_socket;

@@ -334,6 +334,23 @@ impl<S: AsFd + Into<OwnedFd>> Source<S> {
         polled.map_ok(|count| use_bytes(&buffer[..count]))
     }
 
+    /// Calls `read` with the thread's buffer as soon as there is something, and passes its result and the buffer to
+    /// `use_bytes`. The read may leave something behind.
+    #[cfg(feature = "tls")]
+    pub(crate) fn poll_call_in_place<R, T>(
+        &self,
+        context: &mut Context<'_>,
+        mut read: impl FnMut(&S, &mut [u8]) -> io::Result<R>,
+        use_bytes: impl FnOnce(R, &[u8]) -> T,
+    ) -> Poll<io::Result<T>> {
+        let mut lent = HotBuffer::lend(&self.watch.shared, 1, NESTED_BUFFER_BYTES);
+        let buffer = &mut lent.buffer[..];
+        let polled = self.poll_read(context, &Seat::alone(), |inner| {
+            read(inner, buffer).map(|result| (result, false))
+        });
+        polled.map_ok(|result| use_bytes(result, buffer))
+    }
+
     /// Reads up to `limit` bytes as soon as there is something, and puts them after `before`, the bytes left over from
     /// earlier reads. Passes all of them to `use_bytes`, which may change them, and the number of bytes read.
     #[cfg(feature = "tls")]

@@ -5,6 +5,8 @@
 pub(crate) mod children;
 mod copying;
 mod descriptors;
+#[cfg(feature = "tls")]
+pub(crate) mod kernel_tls;
 pub(crate) mod messages;
 pub(crate) mod transfer;
 

@@ -50,7 +50,10 @@
 //! # }
 //! ```
 
+mod boundary;
 mod halves;
+mod in_kernel;
+mod kernel;
 mod session;
 mod stream;
 
@@ -70,6 +73,7 @@ use crate::time::timeout;
 use session::Session;
 
 pub use halves::{TlsReadHalf, TlsReuniteError, TlsWriteHalf};
+pub use kernel::KernelTls;
 pub use stream::TlsStream;
 
 /// How long a handshake may take, by default.
@@ -82,6 +86,7 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 pub struct TlsAcceptor {
     config: Arc<ServerConfig>,
     handshake_timeout: Duration,
+    kernel: bool,
 }
 
 impl TlsAcceptor {
@@ -90,6 +95,7 @@ impl TlsAcceptor {
         Self {
             config: session::prepare(&config.into()),
             handshake_timeout: HANDSHAKE_TIMEOUT,
+            kernel: false,
         }
     }
 
@@ -98,6 +104,46 @@ impl TlsAcceptor {
     pub fn handshake_timeout(mut self, limit: Duration) -> Self {
         self.handshake_timeout = limit;
         self
+    }
+
+    /// Sets whether the kernel encrypts and decrypts after the handshake (kernel TLS), where it can. The default is
+    /// false.
+    ///
+    /// Then data goes from the program's buffers to the kernel and back as it does without TLS, and sendfile(2) works.
+    /// This needs TCP, a kernel with `CONFIG_TLS`, and AES-GCM or ChaCha20-Poly1305; otherwise rustls goes on.
+    /// [`TlsStream::kernel`] and [`kernel_support`](Self::kernel_support) say which, and why. Some things differ:
+    /// - Your program is trusted with the keys: rustls gives them away, once, as `enable_secret_extraction` allows. This
+    ///   method sets that in the acceptor's copy of the configuration.
+    /// - Before Linux 6.14, a connection fails if its peer renews its keys (`KeyUpdate`, TLS 1.3), or if it has sent as
+    ///   many records as one key may (2^24 for AES-GCM: up to 256 GB). The error says so.
+    /// - If a stream is dropped without [`shutdown`](TlsStream::shutdown) while its peer does not read, the last records
+    ///   that were written may be lost.
+    ///
+    /// ```
+    /// use ringloop::tls::TlsAcceptor;
+    ///
+    /// # let made = rcgen::generate_simple_self_signed(["localhost".to_owned()])?;
+    /// # let key = made.signing_key.serialize_der().try_into()?;
+    /// # let provider = std::sync::Arc::new(ringloop::tls::rustls::crypto::ring::default_provider());
+    /// # let config = ringloop::tls::rustls::ServerConfig::builder_with_provider(provider)
+    /// #     .with_safe_default_protocol_versions()?
+    /// #     .with_no_client_auth()
+    /// #     .with_single_cert(vec![made.cert.der().clone()], key)?;
+    /// let acceptor = TlsAcceptor::new(config).kernel(true);
+    /// println!("{}", acceptor.kernel_support());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn kernel(mut self, kernel: bool) -> Self {
+        self.kernel = kernel;
+        Arc::make_mut(&mut self.config).enable_secret_extraction |= kernel;
+        self
+    }
+
+    /// Whether connections may be left to the kernel: [`KernelTls::On`] if that was asked for and the kernel has kernel
+    /// TLS. It may still lack a connection's cipher; [`TlsStream::kernel`] says that.
+    pub fn kernel_support(&self) -> KernelTls {
+        kernel::asked(self.kernel)
     }
 
     /// Performs the handshake.
@@ -114,7 +160,7 @@ impl TlsAcceptor {
     pub(crate) fn begin<S: Stream>(&self, stream: S) -> io::Result<TlsStream<S>> {
         Ok(TlsStream::new(
             stream,
-            Session::server(Arc::clone(&self.config))?,
+            Session::server(Arc::clone(&self.config), self.kernel)?,
         ))
     }
 
@@ -140,6 +186,7 @@ impl fmt::Debug for TlsAcceptor {
         formatter
             .debug_struct("TlsAcceptor")
             .field("handshake_timeout", &self.handshake_timeout)
+            .field("kernel", &self.kernel)
             .finish_non_exhaustive()
     }
 }
@@ -149,6 +196,7 @@ impl fmt::Debug for TlsAcceptor {
 pub struct TlsConnector {
     config: Arc<ClientConfig>,
     handshake_timeout: Duration,
+    kernel: bool,
 }
 
 impl TlsConnector {
@@ -157,6 +205,7 @@ impl TlsConnector {
         Self {
             config: config.into(),
             handshake_timeout: HANDSHAKE_TIMEOUT,
+            kernel: false,
         }
     }
 
@@ -165,6 +214,19 @@ impl TlsConnector {
     pub fn handshake_timeout(mut self, limit: Duration) -> Self {
         self.handshake_timeout = limit;
         self
+    }
+
+    /// Sets whether the kernel encrypts and decrypts after the handshake, see [`TlsAcceptor::kernel`].
+    #[must_use]
+    pub fn kernel(mut self, kernel: bool) -> Self {
+        self.kernel = kernel;
+        Arc::make_mut(&mut self.config).enable_secret_extraction |= kernel;
+        self
+    }
+
+    /// Whether connections may be left to the kernel, see [`TlsAcceptor::kernel_support`].
+    pub fn kernel_support(&self) -> KernelTls {
+        kernel::asked(self.kernel)
     }
 
     /// Performs the handshake with a server, whose certificate must be valid for `name`.
@@ -176,7 +238,7 @@ impl TlsConnector {
         name: ServerName<'static>,
         stream: S,
     ) -> io::Result<TlsStream<S>> {
-        let session = Session::client(Arc::clone(&self.config), name)?;
+        let session = Session::client(Arc::clone(&self.config), name, self.kernel)?;
         handshake(TlsStream::new(stream, session), self.handshake_timeout).await
     }
 }
@@ -186,6 +248,7 @@ impl fmt::Debug for TlsConnector {
         formatter
             .debug_struct("TlsConnector")
             .field("handshake_timeout", &self.handshake_timeout)
+            .field("kernel", &self.kernel)
             .finish_non_exhaustive()
     }
 }

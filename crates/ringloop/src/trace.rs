@@ -10,6 +10,7 @@
 //! | "panicked" in the span of the task or the connection | error | `panic`: its message |
 //! | "cannot accept" | warn | `error`, `back_off`: how long the listener waits |
 //! | "backend chosen" | info | `backend`, `reason` |
+//! | "kernel TLS", once per process for the kernel and for each cipher | info | `cipher`, `refused`: why not, if it is |
 //! | "worker blocked" | warn | `worker`, `task`: the type of the future; `location`: where it was spawned; `blocked`: how long so far |
 //! | "worker runs again" | info | `worker`, `blocked`: how long it was blocked |
 //! | "shutting down" | info | `workers`, `patience` |
@@ -111,6 +112,11 @@ mod on {
         info!(%backend, %reason, "backend chosen");
     }
 
+    #[cfg(feature = "tls")]
+    pub(crate) fn kernel_tls(cipher: &str, refused: Option<&str>) {
+        info!(cipher, refused, "kernel TLS");
+    }
+
     pub(crate) fn shutting_down(workers: usize, patience: Duration) {
         info!(workers, ?patience, "shutting down");
     }
@@ -160,6 +166,9 @@ mod off {
     pub(crate) fn cannot_accept(_error: &io::Error, _back_off: Duration) {}
 
     pub(crate) fn backend_chosen(_backend: BackendKind, _reason: impl Display) {}
+
+    #[cfg(feature = "tls")]
+    pub(crate) fn kernel_tls(_cipher: &str, _refused: Option<&str>) {}
 
     pub(crate) fn shutting_down(_workers: usize, _patience: Duration) {}
 

@@ -20,10 +20,10 @@ use hyper::{Request, Response};
 use ringloop::hyper::{Executor, Timer};
 use ringloop::net::{OwnedReadHalf, OwnedWriteHalf, Stream, TcpListener, UnixStream};
 use ringloop::time::{sleep, timeout};
+use ringloop::tls::TlsStream;
 use ringloop::tls::rustls::server::{ClientHello, ResolvesServerCert};
 use ringloop::tls::rustls::sign::CertifiedKey;
 use ringloop::tls::rustls::{self, ClientConfig, HandshakeKind, ProtocolVersion, ServerConfig};
-use ringloop::tls::{TlsAcceptor, TlsConnector, TlsStream};
 use ringloop::{spawn, yield_now};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -39,9 +39,9 @@ async fn shake<S: Stream + 'static>(
     client: impl Into<Arc<ClientConfig>>,
     server: impl Into<Arc<ServerConfig>>,
 ) -> (io::Result<TlsStream<S>>, io::Result<TlsStream<S>>) {
-    let acceptor = TlsAcceptor::new(server).handshake_timeout(LONG);
+    let acceptor = certificates::acceptor(server).handshake_timeout(LONG);
     let accepting = spawn(async move { acceptor.accept(far).await });
-    let near = TlsConnector::new(client)
+    let near = certificates::connector(client)
         .handshake_timeout(LONG)
         .connect(NAME.try_into().unwrap(), near)
         .await;
@@ -242,12 +242,12 @@ fn what_was_agreed_on_is_known() {
             let mut client = known_client();
             client.alpn_protocols = vec![b"http/1.1".to_vec()];
             let client = Arc::new(client);
-            let acceptor = TlsAcceptor::new(server);
+            let acceptor = certificates::acceptor(server);
             for kind in [HandshakeKind::Full, HandshakeKind::Resumed] {
                 let (near, far) = tcp().await;
                 let acceptor = acceptor.clone();
                 let accepting = spawn(async move { acceptor.accept(far).await });
-                let mut near = TlsConnector::new(Arc::clone(&client))
+                let mut near = certificates::connector(Arc::clone(&client))
                     .connect(NAME.try_into().unwrap(), near)
                     .await
                     .unwrap();
@@ -293,11 +293,11 @@ fn a_resolver_that_panics_ends_its_own_handshake_only() {
         runtime.block_on(async {
             let mut server = server();
             server.cert_resolver = Arc::new(Nameless(server.cert_resolver));
-            let acceptor = TlsAcceptor::new(server);
+            let acceptor = certificates::acceptor(server);
             let (near, far) = tcp().await;
             let accepting = acceptor.clone();
             let accepting = spawn(async move { accepting.accept(far).await.map(drop) });
-            let connector = TlsConnector::new(client());
+            let connector = certificates::connector(client());
             let connected = connector.connect(NAME.try_into().unwrap(), near).await;
             assert_eq!(connected.unwrap_err().kind(), ErrorKind::UnexpectedEof);
             assert!(accepting.await.unwrap_err().is_panic());
@@ -346,7 +346,7 @@ fn handshakes_that_fail_say_why_to_both_ends() {
                 "{error}"
             );
 
-            let acceptor = TlsAcceptor::new(server());
+            let acceptor = certificates::acceptor(server());
             let (mut near, far) = tcp().await;
             near.write_all(&b"GET / HTTP/1.1\r\n\r\n"[..])
                 .await
@@ -372,7 +372,7 @@ fn handshakes_that_fail_say_why_to_both_ends() {
                 .unwrap_err();
             assert_eq!(error.kind(), ErrorKind::TimedOut);
             let (near, _far) = tcp().await;
-            let connector = TlsConnector::new(client()).handshake_timeout(limit);
+            let connector = certificates::connector(client()).handshake_timeout(limit);
             let error = connector
                 .connect(NAME.try_into().unwrap(), near)
                 .await
@@ -543,10 +543,10 @@ fn every_future_may_be_dropped_after_any_poll() {
         runtime.block_on(async {
             for polls in 0..6 {
                 let (near, far) = tcp().await;
-                let acceptor = TlsAcceptor::new(server());
+                let acceptor = certificates::acceptor(server());
                 let accepting =
                     spawn(async move { poll_times(polls, acceptor.accept(far)).await.is_some() });
-                let connector = TlsConnector::new(client());
+                let connector = certificates::connector(client());
                 let connected = connector.connect(NAME.try_into().unwrap(), near).await;
                 assert!(accepting.await.unwrap() || connected.is_err() || polls > 1);
 
@@ -621,7 +621,10 @@ fn keys_may_be_renewed_at_any_time() {
                 assert_eq!(stream.read_once(&mut [0; 1]).unwrap(), 0);
             });
             let (stream, _) = listener.accept().await.unwrap();
-            let mut stream = TlsAcceptor::new(server()).accept(stream).await.unwrap();
+            let mut stream = certificates::acceptor(server())
+                .accept(stream)
+                .await
+                .unwrap();
             loop {
                 let (count, bytes) = timeout(LONG, stream.read(Vec::with_capacity(10_000)))
                     .await
@@ -745,7 +748,7 @@ fn early_data_is_not_accepted() {
         runtime.block_on(async {
             let mut server = server();
             server.max_early_data_size = 1000;
-            let acceptor = TlsAcceptor::new(server);
+            let acceptor = certificates::acceptor(server);
             let mut client = client_of(&[VERSIONS[1]]);
             client.enable_early_data = true;
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

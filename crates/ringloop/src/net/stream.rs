@@ -214,6 +214,42 @@ impl Core {
             .poll_read_behind(context, drains, before, limit, use_bytes)
     }
 
+    /// Reads by any call, which may leave something behind.
+    #[cfg(feature = "tls")]
+    pub(super) fn poll_call<T>(
+        &self,
+        context: &mut Context<'_>,
+        mut read: impl FnMut(&Socket) -> io::Result<T>,
+    ) -> Poll<io::Result<T>> {
+        self.source.poll_read(context, &Seat::alone(), |socket| {
+            read(socket).map(|result| (result, false))
+        })
+    }
+
+    /// The same, into the thread's buffer.
+    #[cfg(feature = "tls")]
+    pub(super) fn poll_call_with<R, T>(
+        &self,
+        context: &mut Context<'_>,
+        read: impl FnMut(&Socket, &mut [u8]) -> io::Result<R>,
+        use_bytes: impl FnOnce(R, &[u8]) -> T,
+    ) -> Poll<io::Result<T>> {
+        self.source.poll_call_in_place(context, read, use_bytes)
+    }
+
+    /// Writes by any call.
+    #[cfg(feature = "tls")]
+    pub(super) fn poll_call_to_write<T>(
+        &self,
+        context: &mut Context<'_>,
+        seat: &Seat,
+        mut write: impl FnMut(&Socket) -> io::Result<T>,
+    ) -> Poll<io::Result<T>> {
+        self.source.poll_write(context, seat, |socket| {
+            write(socket).map(|result| (result, true))
+        })
+    }
+
     /// Registers a future that waits to read. There is one at a time.
     pub(crate) fn reading(&self) -> Waiting<'_> {
         self.source.reading(Seat::alone())

@@ -4,6 +4,8 @@
 //! into a buffer that the thread's connections share. A connection has its own memory only for what is pending: part of
 //! a record, plaintext that was not read yet, ciphertext that the socket had no room for.
 
+mod in_kernel;
+
 use std::cell::{Cell, RefCell};
 use std::io;
 use std::sync::Arc;
@@ -13,7 +15,12 @@ use rustls::pki_types::ServerName;
 use rustls::server::{ClientHello, ResolvesServerCert, ServerConfig, UnbufferedServerConnection};
 use rustls::sign::CertifiedKey;
 use rustls::unbuffered::{ConnectionState, EncodeError, EncryptError, UnbufferedStatus};
-use rustls::{ClientConfig, CommonState};
+use rustls::{AlertDescription, ClientConfig, CommonState};
+
+use super::boundary::Boundary;
+use super::in_kernel::Settling;
+use super::kernel::offload::{Agreed, Offloaded};
+use super::kernel::{self, KernelTls};
 
 /// The maximum amount of plaintext that is encrypted and sent at a time.
 pub(super) const WRITE_BYTES_MAX: usize = 64 * 1024;
@@ -53,7 +60,7 @@ impl ResolvesServerCert for NameNoting {
 }
 
 /// Prepares a server's configuration for sessions: they note names, and do not accept early data, which can be
-/// replayed.
+/// replayed. Their keys can be given to the kernel.
 pub(super) fn prepare(config: &ServerConfig) -> Arc<ServerConfig> {
     let mut config = config.clone();
     config.max_early_data_size = 0;
@@ -65,6 +72,10 @@ pub(super) fn prepare(config: &ServerConfig) -> Arc<ServerConfig> {
 enum Side {
     Client(UnbufferedClientConnection),
     Server(UnbufferedServerConnection),
+    /// The kernel has the keys.
+    Kernel(Box<Offloaded>),
+    /// The kernel has refused the keys, and rustls no longer has them.
+    Lost,
 }
 
 /// The common operations of client and server, although rustls has different types for them.
@@ -154,25 +165,44 @@ pub(super) struct Session {
     /// We have sent close_notify.
     is_closed: bool,
     failure: Option<rustls::Error>,
+    kernel: KernelTls,
+    /// During the handshake, if the kernel may take over afterwards.
+    boundary: Option<Boundary>,
+    /// An alert that must be sent by way of the kernel.
+    alert: Option<AlertDescription>,
+    pub(super) settling: Option<Box<Settling>>,
 }
 
 impl Session {
-    pub(super) fn client(config: Arc<ClientConfig>, name: ServerName<'static>) -> io::Result<Self> {
+    /// `in_kernel`: whether the kernel is to take over after the handshake. The configuration then allows it to.
+    pub(super) fn client(
+        config: Arc<ClientConfig>,
+        name: ServerName<'static>,
+        in_kernel: bool,
+    ) -> io::Result<Self> {
         let connection = UnbufferedClientConnection::new(config, name).map_err(error)?;
-        let mut session = Self::new(Side::Client(connection));
+        let mut session = Self::new(Side::Client(connection), in_kernel);
         // A client speaks first.
         session.process(&mut [], &mut |_| {})?;
         Ok(session)
     }
 
     /// `config` comes from [`prepare`].
-    pub(super) fn server(config: Arc<ServerConfig>) -> io::Result<Self> {
+    pub(super) fn server(config: Arc<ServerConfig>, in_kernel: bool) -> io::Result<Self> {
         let connection = UnbufferedServerConnection::new(config).map_err(error)?;
-        Ok(Self::new(Side::Server(connection)))
+        Ok(Self::new(Side::Server(connection), in_kernel))
     }
 
-    fn new(side: Side) -> Self {
+    fn new(side: Side, in_kernel: bool) -> Self {
+        let kernel = match kernel::asked(in_kernel) {
+            KernelTls::On => KernelTls::Handshaking,
+            other => other,
+        };
         Self {
+            boundary: (kernel == KernelTls::Handshaking).then(Boundary::default),
+            kernel,
+            alert: None,
+            settling: None,
             side,
             incoming: Vec::new(),
             plaintext: Queue::default(),
@@ -184,11 +214,46 @@ impl Session {
         }
     }
 
-    pub(super) fn common(&self) -> &CommonState {
+    /// rustls' state, unless it has given the connection away.
+    fn common(&self) -> Option<&CommonState> {
         match &self.side {
-            Side::Client(connection) => connection,
-            Side::Server(connection) => connection,
+            Side::Client(connection) => Some(connection),
+            Side::Server(connection) => Some(connection),
+            Side::Kernel(_) | Side::Lost => None,
         }
+    }
+
+    pub(super) fn is_handshaking(&self) -> bool {
+        self.common().is_some_and(CommonState::is_handshaking)
+    }
+
+    /// Returns what both ends have agreed on: as rustls knows it, or as it was kept when the kernel got the keys.
+    pub(super) fn agreed<T>(
+        &self,
+        known: impl FnOnce(&CommonState) -> Option<T>,
+        kept: impl FnOnce(&Agreed) -> Option<T>,
+    ) -> Option<T> {
+        match &self.side {
+            Side::Kernel(offloaded) => kept(&offloaded.agreed),
+            _ => self.common().and_then(known),
+        }
+    }
+
+    pub(super) fn kernel(&self) -> &KernelTls {
+        &self.kernel
+    }
+
+    /// The connection, if the kernel has its keys.
+    pub(super) fn offloaded(&mut self) -> Option<&mut Offloaded> {
+        match &mut self.side {
+            Side::Kernel(offloaded) => Some(offloaded),
+            _ => None,
+        }
+    }
+
+    /// How many bytes may be received, instead of `limit`.
+    pub(super) fn receive_limit(&self, limit: usize) -> usize {
+        self.boundary.as_ref().map_or(limit, Boundary::wanted)
     }
 
     pub(super) fn server_name(&self) -> Option<&str> {
@@ -204,13 +269,17 @@ impl Session {
         self.incoming = incoming;
     }
 
-    /// Processes ciphertext, which begins with what [`take_incoming`](Self::take_incoming) returned, and passes each
-    /// record's plaintext to `sink`. Keeps what is incomplete.
+    /// Processes ciphertext, which begins with what [`take_incoming`](Self::take_incoming) returned and ends with as
+    /// many bytes as were `received` now, and passes each record's plaintext to `sink`. Keeps what is incomplete.
     pub(super) fn receive(
         &mut self,
         ciphertext: &mut [u8],
+        received: usize,
         sink: &mut dyn FnMut(&[u8]),
     ) -> io::Result<()> {
+        if let Some(boundary) = &mut self.boundary {
+            boundary.advance(&ciphertext[ciphertext.len() - received..]);
+        }
         let done = self.process(ciphertext, sink)?;
         self.incoming = ciphertext[done..].to_vec();
         Ok(())
@@ -228,6 +297,7 @@ impl Session {
         let is_handshaking = match side {
             Side::Client(connection) => connection.is_handshaking(),
             Side::Server(connection) => connection.is_handshaking(),
+            Side::Kernel(_) | Side::Lost => return Err(error(unexpected())),
         };
         if is_handshaking {
             // Left over from a resolver that panicked.
@@ -236,6 +306,7 @@ impl Session {
         let result = match side {
             Side::Client(connection) => process(connection, ciphertext, outgoing, is_ended, sink),
             Side::Server(connection) => process(connection, ciphertext, outgoing, is_ended, sink),
+            Side::Kernel(_) | Side::Lost => Err(unexpected()),
         };
         if is_handshaking && let Some(name) = ASKED_NAME.take() {
             self.server_name = Some(name);
@@ -255,13 +326,7 @@ impl Session {
         plaintext: &[u8],
         send: impl FnOnce(&[u8]) -> io::Result<usize>,
     ) -> io::Result<usize> {
-        self.check()?;
-        if self.is_closed {
-            return Err(io::Error::new(
-                io::ErrorKind::BrokenPipe,
-                "the TLS connection was shut down, or a write has failed: nothing more can be written",
-            ));
-        }
+        self.check_writing()?;
         let plaintext = &plaintext[..plaintext.len().min(WRITE_BYTES_MAX)];
         SCRATCH.with_borrow_mut(|scratch| {
             scratch.resize(SCRATCH_BYTES.max(scratch.len()), 0);
@@ -281,6 +346,10 @@ impl Session {
             return Ok(());
         }
         self.is_closed = true;
+        if self.offloaded().is_some() {
+            self.alert = Some(AlertDescription::CloseNotify);
+            return Ok(());
+        }
         let mut room = vec![0; 2 * RECORD_OVERHEAD_BYTES];
         let length = self.write(&mut room, Message::CloseNotify)?;
         self.outgoing.push(&room[..length]);
@@ -299,6 +368,7 @@ impl Session {
         let length = match side {
             Side::Client(connection) => write(connection, incoming, outgoing, room, message),
             Side::Server(connection) => write(connection, incoming, outgoing, room, message),
+            Side::Kernel(_) | Side::Lost => Err(error(unexpected())),
         }?;
         if outgoing.bytes.len() > before {
             // A reply to the peer's key update must be sent first, so everything goes through the queue now.
@@ -306,6 +376,18 @@ impl Session {
             return Ok(0);
         }
         Ok(length)
+    }
+
+    /// Fails if nothing can be written any more.
+    pub(super) fn check_writing(&self) -> io::Result<()> {
+        self.check()?;
+        if self.is_closed {
+            return Err(io::Error::new(
+                io::ErrorKind::BrokenPipe,
+                "the TLS connection was shut down, or a write has failed: nothing more can be written",
+            ));
+        }
+        Ok(())
     }
 
     /// Fails if the connection has failed before, with that error.

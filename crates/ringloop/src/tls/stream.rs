@@ -7,8 +7,10 @@ use std::io::{self, IoSlice};
 use std::task::{Context, Poll, ready};
 
 use bytes::Buf;
+use rustls::CommonState;
 use rustls::pki_types::CertificateDer;
 
+use super::KernelTls;
 use super::halves::{self, TlsReadHalf, TlsWriteHalf};
 use super::session::{Session, WRITE_BYTES_MAX};
 use crate::budget;
@@ -37,10 +39,10 @@ thread_local! {
 /// - Bytes that [`write`](Self::write) has accepted, but the socket had no room for, are sent by any later call.
 ///   [`write_all`](Self::write_all) and [`flush`](Self::flush) wait until they are sent.
 pub struct TlsStream<S: Stream = TcpStream> {
-    stream: S,
-    session: Box<RefCell<Session>>,
+    pub(super) stream: S,
+    pub(super) session: Box<RefCell<Session>>,
     /// The seat in which a reader waits for room to send queued bytes, beside a writer.
-    flushing: Seat,
+    pub(super) flushing: Seat,
 }
 
 impl<S: Stream> TlsStream<S> {
@@ -117,6 +119,9 @@ impl<S: Stream> TlsStream<S> {
     /// Returns `WouldBlock` while earlier bytes are still queued, and otherwise the errors of [`write`](Self::write).
     pub fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
         let mut session = self.session.borrow_mut();
+        if session.offloaded().is_some() {
+            return self.kernel_try_write(&mut session, bytes);
+        }
         self.send_now(&mut session)?;
         if !session.outgoing.is_empty() {
             return Err(io::ErrorKind::WouldBlock.into());
@@ -136,16 +141,23 @@ impl<S: Stream> TlsStream<S> {
     /// The protocol that was negotiated by ALPN, such as `h2`.
     pub fn alpn_protocol(&self) -> Option<Vec<u8>> {
         let session = self.session.borrow();
-        session.common().alpn_protocol().map(<[u8]>::to_vec)
+        session.agreed(
+            |known| known.alpn_protocol().map(<[u8]>::to_vec),
+            |kept| kept.alpn_protocol.clone(),
+        )
     }
 
     /// The peer's certificate chain, its own certificate first, if it has presented one.
     pub fn peer_certificates(&self) -> Option<Vec<CertificateDer<'static>>> {
         let session = self.session.borrow();
-        session
-            .common()
-            .peer_certificates()
-            .map(<[CertificateDer<'_>]>::to_vec)
+        session.agreed(
+            |known| {
+                known
+                    .peer_certificates()
+                    .map(<[CertificateDer<'_>]>::to_vec)
+            },
+            |kept| kept.peer_certificates.clone(),
+        )
     }
 
     /// The host name that the client has asked for (SNI). `None` on the client's side.
@@ -155,17 +167,28 @@ impl<S: Stream> TlsStream<S> {
 
     /// The version of TLS that was negotiated.
     pub fn protocol_version(&self) -> Option<rustls::ProtocolVersion> {
-        self.session.borrow().common().protocol_version()
+        let session = self.session.borrow();
+        session.agreed(CommonState::protocol_version, |kept| kept.protocol_version)
     }
 
     /// The cipher suite that was negotiated.
     pub fn cipher_suite(&self) -> Option<rustls::SupportedCipherSuite> {
-        self.session.borrow().common().negotiated_cipher_suite()
+        let session = self.session.borrow();
+        session.agreed(CommonState::negotiated_cipher_suite, |kept| {
+            kept.cipher_suite
+        })
     }
 
     /// Whether the handshake was a full one, or resumed an earlier session.
     pub fn handshake_kind(&self) -> Option<rustls::HandshakeKind> {
-        self.session.borrow().common().handshake_kind()
+        let session = self.session.borrow();
+        session.agreed(CommonState::handshake_kind, |kept| kept.handshake_kind)
+    }
+
+    /// Whether the kernel encrypts and decrypts this connection, and if not, why: see
+    /// [`TlsAcceptor::kernel`](super::TlsAcceptor::kernel).
+    pub fn kernel(&self) -> KernelTls {
+        self.session.borrow().kernel().clone()
     }
 
     /// Waits until the connection below is closed, see [`TcpStream::closed`].
@@ -233,8 +256,8 @@ impl<S: Stream> TlsStream<S> {
     pub(crate) fn poll_handshake(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         loop {
             ready!(self.poll_flush(context))?;
-            if !self.session.borrow().common().is_handshaking() {
-                return Poll::Ready(Ok(()));
+            if !self.session.borrow().is_handshaking() {
+                return Poll::Ready(self.offload());
             }
             let mut plaintext = Vec::new();
             let received = ready!(self.poll_receive(context, READ_BYTES_MIN, &mut |bytes| {
@@ -243,7 +266,7 @@ impl<S: Stream> TlsStream<S> {
             let mut session = self.session.borrow_mut();
             session.plaintext.push(&plaintext);
             let is_over = matches!(received, Ok(0)) || session.is_ended;
-            if received.is_ok() && !(is_over && session.common().is_handshaking()) {
+            if received.is_ok() && !(is_over && session.is_handshaking()) {
                 continue;
             }
             // The peer is sent an alert, if there is room.
@@ -264,14 +287,17 @@ impl<S: Stream> TlsStream<S> {
         limit: usize,
         sink: &mut dyn FnMut(&[u8]),
     ) -> Poll<io::Result<usize>> {
-        let before = self.session.borrow_mut().take_incoming();
+        let mut session = self.session.borrow_mut();
+        let limit = session.receive_limit(limit);
+        let before = session.take_incoming();
+        drop(session);
         let mut result = None;
         let polled =
             self.stream
                 .core()
                 .poll_read_behind(context, &before, limit, |ciphertext, count| {
                     let mut session = self.session.borrow_mut();
-                    result = Some(session.receive(ciphertext, sink).map(|()| count));
+                    result = Some(session.receive(ciphertext, count, sink).map(|()| count));
                 });
         if let (Poll::Ready(Ok(())), Some(result)) = (&polled, result) {
             return Poll::Ready(result);
@@ -298,6 +324,19 @@ impl<S: Stream> TlsStream<S> {
         if room == 0 {
             return Poll::Ready(Ok(0));
         }
+        let mut session = self.session.borrow_mut();
+        if !session.plaintext.is_empty() {
+            let rest = session.plaintext.rest();
+            let count = rest.len().min(room);
+            buffer.put_slice(&rest[..count]);
+            session.plaintext.advance(count);
+            return Poll::Ready(Ok(count));
+        }
+        let in_kernel = session.offloaded().is_some();
+        drop(session);
+        if in_kernel {
+            return self.poll_kernel_read_into(context, buffer);
+        }
         let mut filled = 0;
         let mut spare = Vec::new();
         let mut fill = |bytes: &[u8]| {
@@ -307,14 +346,6 @@ impl<S: Stream> TlsStream<S> {
             spare.extend_from_slice(later);
             filled
         };
-        let mut session = self.session.borrow_mut();
-        if !session.plaintext.is_empty() {
-            let rest = session.plaintext.rest();
-            let count = fill(&rest[..rest.len().min(room)]);
-            session.plaintext.advance(count);
-            return Poll::Ready(Ok(count));
-        }
-        drop(session);
         let limit = room.clamp(READ_BYTES_MIN, READ_BYTES_MAX);
         let is_over = ready!(self.poll_plaintext(context, limit, &mut |bytes| fill(bytes) > 0))?;
         debug_assert!(is_over == (filled == 0));
@@ -335,11 +366,15 @@ impl<S: Stream> TlsStream<S> {
         context: &mut Context<'_>,
         use_bytes: impl FnOnce(&[u8], &Self) -> T,
     ) -> Poll<io::Result<T>> {
+        let mut session = self.session.borrow_mut();
+        let waiting = session.plaintext.rest().len();
+        if waiting == 0 && session.offloaded().is_some() {
+            drop(session);
+            return self.poll_kernel_read_with(context, use_bytes);
+        }
         // A read inside the closure of another one gets a new buffer.
         let mut plaintext = PLAINTEXT.take();
         plaintext.clear();
-        let mut session = self.session.borrow_mut();
-        let waiting = session.plaintext.rest().len();
         plaintext.extend_from_slice(session.plaintext.rest());
         session.plaintext.advance(waiting);
         drop(session);
@@ -387,10 +422,7 @@ impl<S: Stream> TlsStream<S> {
                         return Poll::Ready(Ok(false));
                     }
                     if received? == 0 && !session.is_ended {
-                        return Poll::Ready(Err(io::Error::new(
-                            io::ErrorKind::UnexpectedEof,
-                            "the connection ended without a TLS close_notify: the data may be incomplete",
-                        )));
+                        return Poll::Ready(Err(cut_off()));
                     }
                 }
             }
@@ -415,6 +447,10 @@ impl<S: Stream> TlsStream<S> {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
+        if self.is_in_kernel() {
+            return self
+                .poll_kernel_write(context, |core, context| core.poll_write(context, bytes));
+        }
         // Accepting nothing more meanwhile slows down a writer whose peer does not read.
         ready!(self.poll_flush(context))?;
         // If a record cannot be sent, the connection is over.
@@ -433,6 +469,11 @@ impl<S: Stream> TlsStream<S> {
         context: &mut Context<'_>,
         pieces: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        if self.is_in_kernel() {
+            return self.poll_kernel_write(context, |core, context| {
+                core.poll_write_pieces(context, pieces)
+            });
+        }
         ready!(self.poll_flush(context))?;
         // One record for all pieces is cheaper than one for each.
         let mut joined = PLAINTEXT.take();
@@ -451,7 +492,14 @@ impl<S: Stream> TlsStream<S> {
     }
 
     /// Like [`poll_flush`](Self::poll_flush), with a seat.
-    fn poll_flush_in(&self, context: &mut Context<'_>, seat: &Seat) -> Poll<io::Result<()>> {
+    pub(super) fn poll_flush_in(
+        &self,
+        context: &mut Context<'_>,
+        seat: &Seat,
+    ) -> Poll<io::Result<()>> {
+        if self.is_in_kernel() {
+            return self.poll_kernel_flush(context, seat);
+        }
         let mut session = self.session.borrow_mut();
         while !session.outgoing.is_empty() {
             let core = self.stream.core();
@@ -464,6 +512,7 @@ impl<S: Stream> TlsStream<S> {
     pub(crate) fn poll_finish(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.session.borrow_mut().close()?;
         ready!(self.poll_flush(context))?;
+        ready!(self.poll_settled(context));
         Poll::Ready(self.stream.core().finish())
     }
 
@@ -475,6 +524,10 @@ impl<S: Stream> TlsStream<S> {
             let mut session = self.session.borrow_mut();
             let _ = session.close();
             let _ = self.send_now(&mut session);
+            if !self.is_settled(&mut session) {
+                // The kernel sends the rest as long as the connection is open, which the other half keeps it.
+                return;
+            }
         }
         let _ = self.stream.core().finish();
     }
@@ -482,6 +535,14 @@ impl<S: Stream> TlsStream<S> {
     /// Writes all of the bytes. Queues what the socket has no room for.
     pub(crate) fn write_or_queue(&self, mut bytes: &[u8]) -> io::Result<()> {
         let mut session = self.session.borrow_mut();
+        if session.offloaded().is_some() {
+            let sent = match self.kernel_try_write(&mut session, bytes) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
+                sent => sent?,
+            };
+            session.outgoing.push(&bytes[sent..]);
+            return Ok(());
+        }
         while !bytes.is_empty() {
             let is_first = session.outgoing.is_empty();
             let count = session.encrypt(bytes, |ciphertext| {
@@ -497,7 +558,10 @@ impl<S: Stream> TlsStream<S> {
     }
 
     /// Sends queued bytes, as far as there is room.
-    fn send_now(&self, session: &mut Session) -> io::Result<()> {
+    pub(super) fn send_now(&self, session: &mut Session) -> io::Result<()> {
+        if session.offloaded().is_some() {
+            return self.kernel_send_now(session);
+        }
         while !session.outgoing.is_empty() {
             let sent = self.send(session.outgoing.rest())?;
             if sent == 0 {
@@ -521,6 +585,14 @@ impl<S: Stream> ReadStream for TlsStream<S> {
     async fn read_into(&mut self, buffer: &mut impl ReadBuffer, _: Internal) -> io::Result<usize> {
         self.read(buffer).await.0
     }
+}
+
+/// The error for an end without close_notify.
+pub(super) fn cut_off() -> io::Error {
+    io::Error::new(
+        io::ErrorKind::UnexpectedEof,
+        "the connection ended without a TLS close_notify: the data may be incomplete",
+    )
 }
 
 impl<S: Stream + fmt::Debug> fmt::Debug for TlsStream<S> {

@@ -9,8 +9,8 @@ use std::time::Duration;
 use bytes::{Buf, BufMut};
 use ringloop::net::{Stream, TcpStream};
 use ringloop::time::{sleep, timeout};
+use ringloop::tls::TlsStream;
 use ringloop::tls::rustls::{ClientConfig, ServerConfig};
-use ringloop::tls::{TlsAcceptor, TlsConnector, TlsStream};
 use ringloop::{JoinHandle, blocking, spawn};
 
 use crate::certificates;
@@ -29,10 +29,10 @@ static SERVER: LazyLock<Arc<ServerConfig>> = LazyLock::new(|| Arc::new(certifica
 /// Both ends of a connection, after the handshake.
 async fn over<S: Stream + 'static>((near, far): (S, S)) -> (TlsStream<S>, TlsStream<S>) {
     let accepting = spawn(async move {
-        let acceptor = TlsAcceptor::new(Arc::clone(&SERVER));
+        let acceptor = certificates::acceptor(Arc::clone(&SERVER));
         acceptor.accept(far).await.unwrap()
     });
-    let connector = TlsConnector::new(Arc::clone(&CLIENT));
+    let connector = certificates::connector(Arc::clone(&CLIENT));
     let name = certificates::NAME.try_into().unwrap();
     let near = connector.connect(name, near).await.unwrap();
     (near, accepting.await.unwrap())
@@ -71,12 +71,12 @@ fn shaking_hands(dropped: Side, client: ClientConfig, server: ServerConfig) {
     let (client, server) = (Arc::new(client), Arc::new(server));
     at_every_poll(async |cut| {
         let (near, far) = tcp().await;
-        let connector = TlsConnector::new(Arc::clone(&client));
+        let connector = certificates::connector(Arc::clone(&client));
         let connecting = async move {
             let name = certificates::NAME.try_into().unwrap();
             shaken(async || connector.connect(name, near).await).await
         };
-        let acceptor = TlsAcceptor::new(Arc::clone(&server));
+        let acceptor = certificates::acceptor(Arc::clone(&server));
         let accepting = async move { shaken(async || acceptor.accept(far).await).await };
         let (result, other) = if dropped == Side::Client {
             let other = spawn(accepting);
@@ -119,7 +119,7 @@ fn shaking_hands_with_messages_of_several_records() {
 fn a_handshake_that_is_dropped_ends_the_other_one() {
     at_every_poll(async |cut| {
         let (near, mut far) = tcp().await;
-        let connector = TlsConnector::new(Arc::clone(&CLIENT));
+        let connector = certificates::connector(Arc::clone(&CLIENT));
         let name = certificates::NAME.try_into().unwrap();
         let silence = spawn(async move {
             a_turn().await;
@@ -372,7 +372,7 @@ fn a_half_whose_other_half_is_dropped_goes_on() {
 /// Sends all of `sent`, and returns what comes back until the connection ends.
 async fn talk(address: SocketAddr, sent: Vec<u8>) -> Vec<u8> {
     let stream = TcpStream::connect(address).await.unwrap();
-    let connector = TlsConnector::new(Arc::clone(&CLIENT));
+    let connector = certificates::connector(Arc::clone(&CLIENT));
     let name = certificates::NAME.try_into().unwrap();
     let mut received = Vec::new();
     // The server may end meanwhile.
@@ -403,7 +403,7 @@ fn a_connection_that_ends_in_its_middle_disturbs_no_other() {
         for when in [When::Polled, When::Woken] {
             for polls in 0..12 {
                 let server = server(runtime.backend())
-                    .tls(Arc::clone(&SERVER))
+                    .tls(certificates::acceptor(Arc::clone(&SERVER)))
                     .start_with(move |mut stream, _| async move {
                         let mut first = [0];
                         stream.read(&mut first[..]).await.0?;
@@ -450,7 +450,7 @@ fn a_server_that_ends_lets_go_of_its_connections() {
         for patience in [Duration::ZERO, Duration::from_millis(1)] {
             for round in 0..12 {
                 let server = server(runtime.backend())
-                    .tls(Arc::clone(&SERVER))
+                    .tls(certificates::acceptor(Arc::clone(&SERVER)))
                     .idle_timeout(LONG)
                     .start(|| Echo { kept: buffer() })
                     .unwrap();

@@ -14,8 +14,23 @@ use ringloop::tls::rustls::{
     ClientConfig, ClientConnection, RootCertStore, ServerConfig, StreamOwned,
     SupportedProtocolVersion,
 };
+use ringloop::tls::{TlsAcceptor, TlsConnector};
 
 pub(crate) const NAME: &str = "ringloop.test";
+
+/// Accepts as the tests' settings say: with `RINGLOOP_TEST_KERNEL_TLS`, the kernel takes over after the handshake.
+pub(crate) fn acceptor(config: impl Into<Arc<ServerConfig>>) -> TlsAcceptor {
+    TlsAcceptor::new(config).kernel(asks_kernel())
+}
+
+/// Connects as the tests' settings say.
+pub(crate) fn connector(config: impl Into<Arc<ClientConfig>>) -> TlsConnector {
+    TlsConnector::new(config).kernel(asks_kernel())
+}
+
+fn asks_kernel() -> bool {
+    std::env::var_os("RINGLOOP_TEST_KERNEL_TLS").is_some()
+}
 
 struct Identity {
     certificate: CertificateDer<'static>,
@@ -53,7 +68,12 @@ fn roots() -> Arc<RootCertStore> {
 
 /// A server for any client.
 pub(crate) fn server() -> ServerConfig {
-    ServerConfig::builder_with_provider(provider())
+    server_by(provider())
+}
+
+/// The same with another provider of cryptography.
+pub(crate) fn server_by(provider: Arc<CryptoProvider>) -> ServerConfig {
+    ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .unwrap()
         .with_no_client_auth()
@@ -105,6 +125,15 @@ pub(crate) fn wordy() -> (ClientConfig, ServerConfig) {
 /// A client that trusts the server.
 pub(crate) fn client() -> ClientConfig {
     client_of(&VERSIONS)
+}
+
+/// The same with another provider of cryptography.
+pub(crate) fn client_by(provider: Arc<CryptoProvider>) -> ClientConfig {
+    ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots())
+        .with_no_client_auth()
 }
 
 /// The same for some versions of the protocol.

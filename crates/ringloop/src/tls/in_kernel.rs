@@ -1,0 +1,253 @@
+//! Reading and writing where the kernel encrypts and decrypts. Data is received into the reader's buffer and sent from
+//! the writer's, as on a connection without TLS.
+
+use std::future::Future;
+use std::io;
+use std::os::fd::AsFd;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use super::TlsStream;
+use super::kernel::offload::Offloaded;
+use super::session::Session;
+use crate::net::kernel_tls::Received;
+use crate::net::stream::{Core, HasCore};
+use crate::net::{ReadBuffer, Stream};
+use crate::source::Seat;
+use crate::time::{Sleep, sleep};
+
+/// How long to wait before looking again whether TCP has everything: first, and at most.
+const LOOK_AGAIN: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(64));
+
+/// A wait until TCP has everything.
+pub(super) struct Settling {
+    next: Sleep,
+    delay: Duration,
+}
+
+impl Settling {
+    fn after(delay: Duration) -> Self {
+        Self {
+            next: sleep(delay),
+            delay,
+        }
+    }
+}
+
+impl<S: Stream> TlsStream<S> {
+    pub(super) fn is_in_kernel(&self) -> bool {
+        self.session.borrow_mut().offloaded().is_some()
+    }
+
+    /// Gives the keys to the kernel after the handshake, if that was asked for and is possible.
+    pub(super) fn offload(&self) -> io::Result<()> {
+        let socket = self.stream.core().socket().as_fd();
+        self.session.borrow_mut().offload(socket)
+    }
+
+    /// See [`poll_read_into`](Self::poll_read_into). The buffer has room.
+    pub(super) fn poll_kernel_read_into(
+        &self,
+        context: &mut Context<'_>,
+        buffer: &mut impl ReadBuffer,
+    ) -> Poll<io::Result<usize>> {
+        let count = ready!(self.poll_kernel_read(context, |core, context| {
+            let received = ready!(core.poll_receive_into(context, buffer))?;
+            Poll::Ready(Ok(match received {
+                Received::Data(0) => Received::Data(None),
+                Received::Data(count) => Received::Data(Some(count)),
+                Received::Record { kind, bytes } => Received::Record { kind, bytes },
+            }))
+        }))?;
+        Poll::Ready(Ok(count.unwrap_or(0)))
+    }
+
+    /// See [`poll_read_with`](Self::poll_read_with).
+    pub(super) fn poll_kernel_read_with<T>(
+        &self,
+        context: &mut Context<'_>,
+        use_bytes: impl FnOnce(&[u8], &Self) -> T,
+    ) -> Poll<io::Result<T>> {
+        let mut use_bytes = Some(use_bytes);
+        let result = ready!(self.poll_kernel_read(context, |core, context| {
+            core.poll_receive_with(context, |bytes| {
+                if bytes.is_empty() {
+                    return None;
+                }
+                use_bytes.take().map(|use_bytes| use_bytes(bytes, self))
+            })
+        }))?;
+        match (result, use_bytes) {
+            (Some(result), _) => Poll::Ready(Ok(result)),
+            (None, Some(use_bytes)) => Poll::Ready(Ok(use_bytes(&[], self))),
+            (None, None) => unreachable!("a call has a result"),
+        }
+    }
+
+    /// Receives data by `receive`, and handles records that are no data. `None` at the end of the stream.
+    fn poll_kernel_read<T>(
+        &self,
+        context: &mut Context<'_>,
+        mut receive: impl FnMut(&Core, &mut Context<'_>) -> Poll<io::Result<Received<Option<T>>>>,
+    ) -> Poll<io::Result<Option<T>>> {
+        let core = self.stream.core();
+        loop {
+            let session = self.session.borrow();
+            if session.is_ended {
+                return Poll::Ready(Ok(None));
+            }
+            session.check()?;
+            drop(session);
+            let Poll::Ready(received) = receive(core, context) else {
+                // Queued bytes must not wait for the next write. An error is reported by the next write.
+                let _ = self.poll_flush_in(context, &self.flushing);
+                return Poll::Pending;
+            };
+            let mut session = self.session.borrow_mut();
+            let handled = match received {
+                Ok(Received::Data(Some(result))) => return Poll::Ready(Ok(Some(result))),
+                Ok(Received::Data(None)) => return Poll::Ready(Err(super::stream::cut_off())),
+                Ok(Received::Record { kind, bytes }) => {
+                    session.receive_record(core.socket().as_fd(), kind, &bytes)
+                }
+                Err(error) => match error.raw_os_error() {
+                    // Not what the peer has encrypted, or no record at all.
+                    Some(libc::EBADMSG | libc::EMSGSIZE | libc::EINVAL) => {
+                        // The socket has it as its error as well, and would send nothing.
+                        let _ = core.socket().take_error();
+                        Err(session.fail_to_decrypt())
+                    }
+                    _ => return Poll::Ready(Err(error)),
+                },
+            };
+            // An answer or an alert, if there is room.
+            let _ = self.send_now(&mut session);
+            handled?;
+        }
+    }
+
+    /// Writes data by `write`.
+    pub(super) fn poll_kernel_write(
+        &self,
+        context: &mut Context<'_>,
+        write: impl FnOnce(&Core, &mut Context<'_>) -> Poll<io::Result<usize>>,
+    ) -> Poll<io::Result<usize>> {
+        let core = self.stream.core();
+        core.check_here()?;
+        self.session.borrow_mut().before_sending()?;
+        ready!(self.poll_flush(context))?;
+        let written = ready!(write(core, context));
+        let written = self.session.borrow_mut().after_sending(written);
+        Poll::Ready(written)
+    }
+
+    /// Sends what is queued.
+    pub(super) fn poll_kernel_flush(
+        &self,
+        context: &mut Context<'_>,
+        seat: &Seat,
+    ) -> Poll<io::Result<()>> {
+        let core = self.stream.core();
+        let mut session = self.session.borrow_mut();
+        while let Some(next) = session.next_to_send() {
+            match next {
+                Next::KeyUpdate => {
+                    let (kind, bytes) = Offloaded::key_update();
+                    ready!(core.poll_send_record(context, seat, kind, bytes))?;
+                    session.key_update_is_sent(core.socket().as_fd())?;
+                }
+                Next::Data => {
+                    let rest = session.outgoing.rest();
+                    let written = ready!(core.poll_write_in(context, seat, rest));
+                    let count = session.after_sending(written)?;
+                    session.outgoing.advance(count);
+                }
+                Next::Alert(kind, bytes) => {
+                    ready!(core.poll_send_record(context, seat, kind, &bytes))?;
+                    session.alert_is_sent(bytes.len());
+                }
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Sends what is queued, as far as there is room.
+    pub(super) fn kernel_send_now(&self, session: &mut Session) -> io::Result<()> {
+        let core = self.stream.core();
+        while let Some(next) = session.next_to_send() {
+            let sent = match next {
+                Next::KeyUpdate => {
+                    let (kind, bytes) = Offloaded::key_update();
+                    core.try_send_record(kind, bytes)
+                        .and_then(|()| session.key_update_is_sent(core.socket().as_fd()))
+                }
+                Next::Data => match core.try_write(session.outgoing.rest()) {
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(error),
+                    sent => session
+                        .after_sending(sent)
+                        .map(|count| session.outgoing.advance(count)),
+                },
+                Next::Alert(kind, bytes) => core
+                    .try_send_record(kind, &bytes)
+                    .map(|()| session.alert_is_sent(bytes.len())),
+            };
+            match sent {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                sent => sent?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes up to all of the bytes without waiting.
+    pub(super) fn kernel_try_write(
+        &self,
+        session: &mut Session,
+        bytes: &[u8],
+    ) -> io::Result<usize> {
+        session.before_sending()?;
+        self.kernel_send_now(session)?;
+        if session.next_to_send().is_some() {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        match self.stream.core().try_write(bytes) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(error),
+            sent => session.after_sending(sent),
+        }
+    }
+
+    /// Ready when TCP has everything that was sent, so that the socket can be shut down. The kernel keeps records for
+    /// which TCP has no room, and reports neither that it does nor when it no longer does.
+    pub(super) fn poll_settled(&self, context: &mut Context<'_>) -> Poll<()> {
+        let mut session = self.session.borrow_mut();
+        loop {
+            if self.is_settled(&mut session) {
+                session.settling = None;
+                return Poll::Ready(());
+            }
+            let settling = &mut session.settling;
+            let waiting = settling.get_or_insert_with(|| Box::new(Settling::after(LOOK_AGAIN.0)));
+            ready!(Pin::new(&mut waiting.next).poll(context));
+            let delay = (waiting.delay * 2).min(LOOK_AGAIN.1);
+            *settling = Some(Box::new(Settling::after(delay)));
+        }
+    }
+
+    /// Whether TCP has everything that was sent.
+    pub(super) fn is_settled(&self, session: &mut Session) -> bool {
+        let socket = self.stream.core().socket().as_fd();
+        let offloaded = session.offloaded();
+        offloaded.is_none_or(|offloaded| offloaded.is_with_tcp(socket))
+    }
+}
+
+/// What must be sent next.
+pub(super) enum Next {
+    /// New keys are announced.
+    KeyUpdate,
+    /// Queued bytes.
+    Data,
+    /// The content type of an alert, and the alert.
+    Alert(u8, [u8; 2]),
+}

@@ -1,0 +1,147 @@
+//! The part of a session that is about the kernel: giving it the keys, and the records that are no data.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use rustls::AlertDescription;
+
+use super::{Session, Side, error, unexpected};
+use crate::tls::boundary::Boundary;
+use crate::tls::in_kernel::Next;
+use crate::tls::kernel::KernelTls;
+use crate::tls::kernel::offload::{Meaning, Plan, alert};
+
+impl Session {
+    /// Gives the keys to the kernel after the handshake, if that was asked for and is possible. After an error, the
+    /// connection is over.
+    pub(in crate::tls) fn offload(&mut self, socket: BorrowedFd<'_>) -> io::Result<()> {
+        let Some(boundary) = self.boundary.take() else {
+            return Ok(());
+        };
+        match self.plan(&boundary, socket) {
+            Ok(plan) => {
+                let done = match std::mem::replace(&mut self.side, Side::Lost) {
+                    Side::Client(connection) => plan.carry_out(connection, socket),
+                    Side::Server(connection) => plan.carry_out(connection, socket),
+                    side @ (Side::Kernel(_) | Side::Lost) => {
+                        self.side = side;
+                        return Ok(());
+                    }
+                };
+                let offloaded = done.map_err(|failure| self.fail(failure))?;
+                self.side = Side::Kernel(Box::new(offloaded));
+                self.kernel = KernelTls::On;
+            }
+            Err(reason) => self.kernel = KernelTls::Refused(reason),
+        }
+        Ok(())
+    }
+
+    fn plan(&self, boundary: &Boundary, socket: BorrowedFd<'_>) -> Result<Plan, Arc<str>> {
+        let common = self.common().ok_or("the connection has failed")?;
+        let is_quiet = boundary.is_between_records()
+            && self.incoming.is_empty()
+            && self.outgoing.is_empty()
+            && !common.wants_write()
+            && !self.is_ended
+            && !self.is_closed;
+        if !is_quiet {
+            return Err("the handshake has left something behind".into());
+        }
+        Plan::new(common, socket)
+    }
+
+    /// Interprets a record that is no data, which the kernel has decrypted.
+    pub(in crate::tls) fn receive_record(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        kind: u8,
+        bytes: &[u8],
+    ) -> io::Result<()> {
+        let Side::Kernel(offloaded) = &mut self.side else {
+            return Err(error(unexpected()));
+        };
+        match offloaded.receive(socket, kind, bytes) {
+            Ok(Meaning::Nothing) => Ok(()),
+            Ok(Meaning::Closed) => {
+                self.is_ended = true;
+                Ok(())
+            }
+            Err(failure) => {
+                self.alert = failure.alert;
+                Err(self.fail(failure.error))
+            }
+        }
+    }
+
+    /// Notes that the kernel could not decrypt what came.
+    pub(in crate::tls) fn fail_to_decrypt(&mut self) -> io::Error {
+        self.alert = Some(AlertDescription::BadRecordMac);
+        self.fail(rustls::Error::DecryptError)
+    }
+
+    /// Notes an error after which the connection cannot be used.
+    pub(in crate::tls) fn fail(&mut self, failure: rustls::Error) -> io::Error {
+        self.failure = Some(failure.clone());
+        error(failure)
+    }
+
+    /// Returns what must be sent next by way of the kernel.
+    pub(in crate::tls) fn next_to_send(&mut self) -> Option<Next> {
+        // close_notify is the last record.
+        let is_over = self.is_closed && self.alert.is_none() && self.outgoing.is_empty();
+        let Side::Kernel(offloaded) = &mut self.side else {
+            return None;
+        };
+        if offloaded.owes_key_update && !is_over && self.failure.is_none() {
+            return Some(Next::KeyUpdate);
+        }
+        if !self.outgoing.is_empty() {
+            return Some(Next::Data);
+        }
+        self.alert.map(|description| {
+            let (kind, bytes) = alert(description);
+            Next::Alert(kind, bytes)
+        })
+    }
+
+    /// Notes that an alert is sent, in `count` bytes.
+    pub(in crate::tls) fn alert_is_sent(&mut self, count: usize) {
+        self.alert = None;
+        if let Side::Kernel(offloaded) = &mut self.side {
+            offloaded.note_sent(count);
+        }
+    }
+
+    /// Gives the kernel the new key for sending, which is announced.
+    pub(in crate::tls) fn key_update_is_sent(&mut self, socket: BorrowedFd<'_>) -> io::Result<()> {
+        let Side::Kernel(offloaded) = &mut self.side else {
+            return Ok(());
+        };
+        let renewed = offloaded.renew_sending(socket);
+        renewed.map_err(|failure| self.fail(failure))
+    }
+
+    /// Prepares to send data by way of the kernel. What is [next](Self::next_to_send) must be sent before it.
+    pub(in crate::tls) fn before_sending(&mut self) -> io::Result<()> {
+        self.check_writing()?;
+        match &mut self.side {
+            Side::Kernel(offloaded) => {
+                let prepared = offloaded.before_sending();
+                prepared.map_err(|failure| self.fail(failure))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Notes what became of data that was sent by way of the kernel. After an error, nothing may follow.
+    pub(in crate::tls) fn after_sending(&mut self, sent: io::Result<usize>) -> io::Result<usize> {
+        match (&sent, &mut self.side) {
+            (Ok(count), Side::Kernel(offloaded)) => offloaded.note_sent(*count),
+            (Err(_), _) => self.is_closed = true,
+            _ => {}
+        }
+        sent
+    }
+}
