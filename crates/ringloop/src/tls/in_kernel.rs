@@ -36,7 +36,7 @@ impl Settling {
 }
 
 impl<S: Stream> TlsStream<S> {
-    pub(super) fn is_in_kernel(&self) -> bool {
+    pub(crate) fn is_in_kernel(&self) -> bool {
         self.session.borrow_mut().offloaded().is_some()
     }
 
@@ -128,7 +128,7 @@ impl<S: Stream> TlsStream<S> {
     }
 
     /// Writes data by `write`.
-    pub(super) fn poll_kernel_write(
+    pub(crate) fn poll_kernel_write(
         &self,
         context: &mut Context<'_>,
         write: impl FnOnce(&Core, &mut Context<'_>) -> Poll<io::Result<usize>>,
