@@ -71,7 +71,8 @@ use std::time::Instant;
 
 use quinn::{AsyncTimer, AsyncUdpSocket};
 
-use crate::runtime::{Handle, spawn};
+use crate::runtime::{Handle, spawn_background};
+use crate::task::Role;
 
 /// Runs quinn on one runtime: a worker of a pool, or a [`Runtime`](crate::Runtime).
 ///
@@ -120,9 +121,9 @@ impl quinn::Runtime for RingloopRuntime {
 
     fn spawn(&self, future: Pin<Box<dyn Future<Output = ()> + Send>>) {
         if self.home.is_here() {
-            drop(spawn(future));
+            drop(spawn_background(future));
         } else {
-            drop(self.home.spawn_with(move || future));
+            drop(self.home.spawn_as(Role::Background, move || future));
         }
     }
 

@@ -12,8 +12,9 @@ use std::task::{Context, Poll, Waker};
 use ringloop_driver::Interest;
 use ringloop_reactor::panics;
 
-use crate::runtime::{Handle, spawn};
+use crate::runtime::{Handle, spawn_background};
 use crate::source::{Seat, Source};
+use crate::task::Role;
 
 /// A descriptor that a runtime watches as long as this exists.
 #[derive(Debug)]
@@ -93,9 +94,9 @@ impl Readiness {
         let watching = Watching(Arc::clone(&state));
         if home.is_here() {
             let source = watch(descriptor)?;
-            drop(spawn(watching.run(source)));
+            drop(spawn_background(watching.run(source)));
         } else {
-            drop(home.spawn_with(move || async move {
+            drop(home.spawn_as(Role::Background, move || async move {
                 match watch(descriptor) {
                     Ok(source) => watching.run(source).await,
                     Err(error) => {
