@@ -11,4 +11,5 @@ mod http_proxy;
 mod program;
 mod proxy;
 mod quic_echo;
+mod run;
 mod static_files;
