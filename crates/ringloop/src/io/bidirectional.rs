@@ -59,16 +59,21 @@ pub async fn copy_bidirectional<A: Duplex, B: Duplex>(
     let mut there = pin!(one_way(from_first, to_second));
     let mut back = pin!(one_way(from_second, to_first));
     let (mut there_count, mut back_count) = (None, None);
+    let mut is_backs_turn = false;
     poll_fn(|context| {
-        if there_count.is_none()
-            && let Poll::Ready(count) = there.as_mut().poll(context)
-        {
-            there_count = Some(count?);
-        }
-        if back_count.is_none()
-            && let Poll::Ready(count) = back.as_mut().poll(context)
-        {
-            back_count = Some(count?);
+        // A direction that never waits uses up the task's budget. So they take turns at being first.
+        is_backs_turn = !is_backs_turn;
+        for is_back in [is_backs_turn, !is_backs_turn] {
+            let (way, count) = if is_back {
+                (&mut back, &mut back_count)
+            } else {
+                (&mut there, &mut there_count)
+            };
+            if count.is_none()
+                && let Poll::Ready(result) = way.as_mut().poll(context)
+            {
+                *count = Some(result?);
+            }
         }
         match (there_count, back_count) {
             (Some(there), Some(back)) => Poll::Ready(Ok((there, back))),
