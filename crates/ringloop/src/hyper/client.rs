@@ -37,8 +37,9 @@ use crate::time::{Instant, sleep_until};
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct ClientOptions {
-    /// How many connections of HTTP/1.1 there may be to one host and port, at least 1. Further requests wait. The
-    /// default is 100. All requests of HTTP/2 share one connection.
+    /// How many connections of HTTP/1.1 there may be to one host and port, at least 1. Further requests wait. A
+    /// connection is in use until its response has been read or dropped. The default is 100. All requests of HTTP/2 share
+    /// one connection.
     pub connections_per_host: usize,
     /// How long a connection is kept without a request. The default is 60 seconds. Choose less than your servers do, so
     /// that they do not close a connection while a request is on its way. 0 keeps none.
@@ -48,7 +49,8 @@ pub struct ClientOptions {
     pub http2_only: bool,
     /// The settings of HTTP/1.1: hyper's defaults.
     pub http1: http1::Builder,
-    /// The settings of HTTP/2: hyper's defaults, and a [`Timer`].
+    /// The settings of HTTP/2: hyper's defaults, and a [`Timer`]. With a `keep_alive_interval`, a server that is gone
+    /// without closing its connection is noticed.
     pub http2: http2::Builder<BackgroundExecutor>,
 }
 
