@@ -26,7 +26,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 # All steps write to the same environment and the same cargo folder.
 .NOTPARALLEL:
-.PHONY: help build extension environment check check-all check-table test test-rust test-python test-interpreter test-applications test-long test-long-rust test-long-python lab test-modes test-free-threaded test-lock-order test-loom test-minimal test-ecosystem test-sanitizers test-ktls test-kernels miri fuzz conformance autobahn suites compatibility-page serve-options h2spec soak wheels foreign-pythons try-wheels test-package licences crates deny semver ringlab-packages try-ringlab reproducible release-check peers bench bench-loops bench-native docs lint lint-layers lint-wording lint-rust lint-python format clean prerequisites
+.PHONY: help build extension environment check check-all check-table test test-rust test-python test-interpreter test-applications test-long test-long-rust test-long-python lab test-modes test-free-threaded test-lock-order test-loom test-minimal test-ecosystem test-sanitizers test-ktls test-kernels miri fuzz conformance autobahn suites compatibility-page serve-options h2spec quinn-tests soak wheels foreign-pythons try-wheels test-package licences crates deny semver ringlab-packages try-ringlab reproducible release-check peers bench bench-loops bench-native docs lint lint-layers lint-wording lint-rust lint-python format clean prerequisites
 
 python := $(VENV)/bin/python
 # uv installs packages in a tenth of pip's time, and pip where uv can't: without a wheel of uv, or with an index that only pip knows.
@@ -239,6 +239,10 @@ serve-options: extension ## write the table of options in docs/serve.md
 h2spec: extension ## the conformance tests of HTTP/2; needs Go
 	$(say) h2spec
 	@$(python) tools/h2spec.py --folder $(CARGO_TARGET_DIR)/h2spec $(ARGS) || [ $$? = 77 ]
+
+quinn-tests: prerequisites ## quinn's own tests, on ringloop; ARGS=echo_v6 for one of them
+	$(say) "quinn's own tests"
+	@$(or $(wildcard $(python)),$(PYTHON)) tools/quinn_tests.py $(ARGS)
 
 soak: extension ## random operations for an hour; ARGS="--minutes 5"; ARGS=server; ARGS="server --interface wsgi"
 	$(say) "soak on $$($(python) -V)"
