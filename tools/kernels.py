@@ -48,12 +48,12 @@ MODULES = """
 INIT = """#!/bin/busybox sh
 b=/bin/busybox
 $b mount -t proc proc /proc; $b mount -t sysfs sys /sys; $b mount -t devtmpfs dev /dev; $b mount -t tmpfs tmp /tmp
-$b mkdir -p /dev/shm /dev/pts; $b mount -t tmpfs shm /dev/shm; $b ln -s /proc/self/fd /dev/fd
+$b mkdir -p /dev/shm /dev/pts; $b mount -t tmpfs shm /dev/shm; $b mount -t devpts pts /dev/pts; $b ln -s /proc/self/fd /dev/fd
 $b ifconfig lo 127.0.0.1 up; $b ip -6 addr add ::1/128 dev lo 2>/dev/null
 for round in 1 2 3; do for module in /modules/*.ko; do $b insmod $module 2>/dev/null; done; done
 export PATH=/bin HOME=/tmp TMPDIR=/tmp @ENVIRONMENT@
 echo "kernel $($b uname -r)"
-ulimit -n 4096
+ulimit -n 65536
 cd /scratch
 @COMMANDS@
 $b poweroff -f

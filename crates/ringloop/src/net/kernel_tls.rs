@@ -28,7 +28,7 @@ const GET_RECORD_TYPE: i32 = 2;
 /// How much of a record that is no data is received at a time. Alerts have 2 bytes, and tickets a few hundred.
 const RECORD_PART_BYTES: usize = 2048;
 
-/// What a read has brought.
+/// The result of a read.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Received<T> {
     /// Data; none at the end of the stream.
@@ -37,7 +37,7 @@ pub(crate) enum Received<T> {
     Record {
         /// Its content type.
         kind: u8,
-        /// What it says.
+        /// Its content, or part of that.
         bytes: Vec<u8>,
     },
 }

@@ -242,7 +242,7 @@ impl<S: Stream> TlsStream<S> {
     }
 }
 
-/// What must be sent next.
+/// Something to send.
 pub(super) enum Next {
     /// New keys are announced.
     KeyUpdate,

@@ -75,7 +75,7 @@ pub(super) fn support() -> Result<(), Arc<str>> {
     supported.clone()
 }
 
-/// What can be expected of the kernel.
+/// Returns whether the kernel can be expected to take connections over.
 pub(super) fn asked(is_asked: bool) -> KernelTls {
     if is_asked {
         support().map_or_else(KernelTls::Refused, |()| KernelTls::On)

@@ -1,4 +1,4 @@
-//! What kernel TLS saves, per MB over loopback: `tools/kernels.py measure`. It runs a virtual machine in which each
+//! The cost of TLS per MB over loopback, by the kernel and by rustls: `tools/kernels.py measure`. It runs a virtual machine in which each
 //! instruction takes a nanosecond, so that a thread's CPU time is its number of instructions, the kernel's included.
 
 use std::io::{Read, Write};
@@ -18,7 +18,7 @@ const BYTES: usize = 4 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Work {
-    /// Sends pieces of so many bytes.
+    /// Sends pieces of this number of bytes.
     Send(usize),
     /// Receives all, in place.
     Receive,

@@ -19,7 +19,7 @@ use super::key::{Cipher, Key, Version};
 use super::{cipher_support, named};
 use crate::sys::kernel_tls::{self, Direction};
 
-/// The kernel makes records of up to so many bytes.
+/// The maximum amount of plaintext in a record.
 const RECORD_BYTES_MAX: u64 = 16 * 1024;
 
 /// Handshake messages after the handshake are a few hundred bytes long. rustls allows no longer ones.
@@ -31,7 +31,7 @@ const KEY_UPDATE: [u8; 5] = [24, 0, 0, 1, 0];
 const WARNING: u8 = 1;
 const FATAL: u8 = 2;
 
-/// What both ends have agreed on in the handshake.
+/// The results of the handshake that both ends know.
 pub(in crate::tls) struct Agreed {
     pub(in crate::tls) alpn_protocol: Option<Vec<u8>>,
     pub(in crate::tls) peer_certificates: Option<Vec<CertificateDer<'static>>>,
@@ -53,7 +53,7 @@ impl Agreed {
     }
 }
 
-/// What rustls keeps for new keys and session tickets.
+/// The part of rustls' state that makes new keys and takes session tickets.
 enum Rest {
     Client(KernelConnection<ClientConnectionData>),
     Server(KernelConnection<ServerConnectionData>),
@@ -91,7 +91,7 @@ impl GiveAway for UnbufferedServerConnection {
     }
 }
 
-/// What a record that is no data means for the connection.
+/// The meaning of a record that is no data.
 #[derive(Debug, PartialEq, Eq)]
 pub(in crate::tls) enum Meaning {
     /// Reading goes on.
@@ -133,7 +133,7 @@ pub(in crate::tls) struct Offloaded {
     sent: Sent,
 }
 
-/// What was sent since the kernel has the keys.
+/// The amounts that were sent since the kernel has the keys.
 #[derive(Default)]
 struct Sent {
     /// How many bytes TCP had been given when the kernel got the keys.
@@ -144,7 +144,7 @@ struct Sent {
     records: u64,
 }
 
-/// What is needed to give the keys of a connection to the kernel, so that nothing is lost if it refuses.
+/// The means to give the keys of a connection to the kernel, checked so that nothing is lost if it refuses.
 pub(in crate::tls) struct Plan {
     agreed: Agreed,
     version: Version,
@@ -357,7 +357,7 @@ impl Offloaded {
         Ok(())
     }
 
-    /// Prepares to send data: after so many records that a key must not make more, it is replaced.
+    /// Prepares to send data: a key that must make no more records is replaced.
     pub(in crate::tls) fn before_sending(&mut self) -> Result<(), Error> {
         if self.records < self.records_max {
             return Ok(());
@@ -371,7 +371,7 @@ impl Offloaded {
         Ok(())
     }
 
-    /// Notes that the kernel has accepted so many bytes of plaintext.
+    /// Notes that the kernel has accepted `count` bytes of plaintext.
     pub(in crate::tls) fn note_sent(&mut self, count: usize) {
         let count = count as u64;
         self.sent.plaintext = self.sent.plaintext.wrapping_add(count);
