@@ -254,7 +254,7 @@ def main() -> int:
         "--kernel", action="append", choices=list(KERNELS), help="which kernels; may be given several times"
     )
     parser.add_argument("--folder", type=Path, default=target / "kernels", help="where kernels are kept")
-    parser.add_argument("--seconds", type=int, default=900, help="how long each virtual machine may run")
+    parser.add_argument("--seconds", type=int, default=1800, help="how long each virtual machine may run")
     parser.add_argument("arguments", nargs="*", help="for the tests, after --: for example -- --test-threads 1 NAME")
     options = parser.parse_args()
     environment = {"RUST_TEST_THREADS": "2"}
