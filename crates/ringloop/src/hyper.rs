@@ -101,7 +101,7 @@ pub use connector::{ClientStream, Connector};
 ///
 /// # fn main() -> std::io::Result<()> {
 /// let http = Http::new();
-/// Server::bind("127.0.0.1:8000").serve_with(move |stream, client| {
+/// Server::new("127.0.0.1:8000").serve_with(move |stream, client| {
 ///     let http = http.clone();
 ///     async move { http.serve(stream, &client, service_fn(hello)).await }
 /// })

@@ -18,7 +18,7 @@
 //! }
 //!
 //! # fn main() -> io::Result<()> {
-//! let server = Server::bind("127.0.0.1:0").start(|| Echo)?;
+//! let server = Server::new("127.0.0.1:0").start(|| Echo)?;
 //! println!("listening on {}", server.local_addr());
 //! # server.shutdown(std::time::Duration::ZERO);
 //! # Ok(())

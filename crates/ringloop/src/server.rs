@@ -14,7 +14,7 @@
 //! }
 //!
 //! # fn main() -> io::Result<()> {
-//! let server = Server::bind("127.0.0.1:0").workers(2).start(|| Echo)?;
+//! let server = Server::new("127.0.0.1:0").workers(2).start(|| Echo)?;
 //! let mut client = std::net::TcpStream::connect(server.local_addr())?;
 //! client.write_all(b"hello")?;
 //! let mut answer = [0; 5];
@@ -74,7 +74,7 @@ use wire::Wire;
 pub use client::Client;
 pub use counters::Counters;
 pub use drain::Draining;
-pub use end_signals::{EndSignals, Signal};
+pub use end_signals::{EndSignal, EndSignals};
 pub use handler::{Connection, Handler};
 pub use listeners::inherited_listeners;
 pub use mailbox::ConnectionHandle;
@@ -113,9 +113,9 @@ impl Transport for TlsStream {}
 /// # }
 /// let mut config = PoolConfig::default();
 /// config.runtime.reactor.driver.backend = BackendChoice::Epoll;
-/// let server = Server::bind("127.0.0.1:0")
+/// let server = Server::new("127.0.0.1:0")
 ///     .workers(2)
-///     .pool(config)
+///     .pool_config(config)
 ///     .backlog(4096)
 ///     .nodelay(true)
 ///     .max_connections(10_000)
@@ -156,7 +156,7 @@ impl<S: Transport> Clone for Server<S> {
 
 impl Server {
     /// Creates a server for an address, `host:port`, with one worker per usable CPU.
-    pub fn bind(address: impl Into<String>) -> Self {
+    pub fn new(address: impl Into<String>) -> Self {
         Self::of(vec![Place::Address(address.into())])
     }
 
@@ -231,7 +231,7 @@ impl<S: Transport> Server<S> {
     /// #         connection.write(bytes)
     /// #     }
     /// # }
-    /// let server = Server::bind("127.0.0.1:0").and("127.0.0.2:0").start(|| Echo)?;
+    /// let server = Server::new("127.0.0.1:0").and("127.0.0.2:0").start(|| Echo)?;
     /// assert_eq!(server.local_addrs().len(), 2);
     /// # Ok::<(), std::io::Error>(())
     /// ```
@@ -257,7 +257,7 @@ impl<S: Transport> Server<S> {
     /// #     }
     /// # }
     /// # fn main() -> std::io::Result<()> {
-    /// Server::bind("0.0.0.0:7000").restart_path("/run/echo/restart.sock").serve(|| Echo)
+    /// Server::new("0.0.0.0:7000").restart_path("/run/echo/restart.sock").serve(|| Echo)
     /// # }
     /// ```
     pub fn restart_path(mut self, path: impl Into<PathBuf>) -> Self {
@@ -272,7 +272,7 @@ impl<S: Transport> Server<S> {
     }
 
     /// Sets how the workers are configured.
-    pub fn pool(mut self, config: PoolConfig) -> Self {
+    pub fn pool_config(mut self, config: PoolConfig) -> Self {
         self.options.pool = config;
         self
     }
@@ -289,7 +289,7 @@ impl<S: Transport> Server<S> {
     /// #     }
     /// # }
     /// // On a machine of its own.
-    /// let server = Server::bind("127.0.0.1:0").pin(true).start(|| Echo)?;
+    /// let server = Server::new("127.0.0.1:0").pin(true).start(|| Echo)?;
     /// # server.shutdown(std::time::Duration::ZERO);
     /// # Ok::<(), std::io::Error>(())
     /// ```
@@ -316,9 +316,9 @@ impl<S: Transport> Server<S> {
     /// #         connection.write(bytes)
     /// #     }
     /// # }
-    /// let old = Server::bind("127.0.0.1:0").reuse_port(true).start(|| Echo)?;
+    /// let old = Server::new("127.0.0.1:0").reuse_port(true).start(|| Echo)?;
     /// // In the new version of the program, which takes over:
-    /// let new = Server::bind(old.local_addr().to_string()).reuse_port(true).start(|| Echo)?;
+    /// let new = Server::new(old.local_addr().to_string()).reuse_port(true).start(|| Echo)?;
     /// assert_eq!(old.local_addr(), new.local_addr());
     /// # Ok::<(), std::io::Error>(())
     /// ```
@@ -359,8 +359,8 @@ impl<S: Transport> Server<S> {
     /// # }
     /// use std::time::Duration;
     ///
-    /// let strict = Server::bind("127.0.0.1:0").idle_timeout(Duration::from_secs(20)).start(|| Echo)?;
-    /// let patient = Server::bind("127.0.0.1:0").idle_timeout(None).start(|| Echo)?;
+    /// let strict = Server::new("127.0.0.1:0").idle_timeout(Duration::from_secs(20)).start(|| Echo)?;
+    /// let patient = Server::new("127.0.0.1:0").idle_timeout(None).start(|| Echo)?;
     /// # drop((strict, patient));
     /// # Ok::<(), std::io::Error>(())
     /// ```
@@ -425,7 +425,7 @@ impl<S: Transport> Server<S> {
     /// }
     ///
     /// let pool = Pool::new(2, &PoolConfig::default())?;
-    /// let server = Server::bind("127.0.0.1:0").start_each_on(&pool, |_worker| {
+    /// let server = Server::new("127.0.0.1:0").start_each_on(&pool, |_worker| {
     ///     let count = Rc::new(Cell::new(0));
     ///     move || Counting(Rc::clone(&count))
     /// })?;
@@ -511,7 +511,7 @@ impl<S: Transport> Server<S> {
     /// use ringloop::server::Server;
     ///
     /// # fn main() -> std::io::Result<()> {
-    /// let server = Server::bind("127.0.0.1:0").start_with(|mut stream, client| async move {
+    /// let server = Server::new("127.0.0.1:0").start_with(|mut stream, client| async move {
     ///     let greeting = format!("hello {client}");
     ///     stream.write_all(greeting.as_bytes()).await.0
     /// })?;

@@ -203,9 +203,9 @@ fn waiting_where_nobody_would_wake_it_is_an_error() {
 fn a_function_learns_that_its_client_is_gone_while_it_waits_elsewhere() {
     for backend in common::backends() {
         let (told, hears) = mpsc::channel();
-        let server = Server::bind("127.0.0.1:0")
+        let server = Server::new("127.0.0.1:0")
             .workers(1)
-            .pool(pool_config(backend))
+            .pool_config(pool_config(backend))
             .start_with(move |mut stream, client| {
                 let told = told.clone();
                 async move {
@@ -254,9 +254,9 @@ fn a_task_of_a_handler_learns_that_its_client_is_gone() {
 
     for backend in common::backends() {
         let (told, hears) = mpsc::channel();
-        let server = Server::bind("127.0.0.1:0")
+        let server = Server::new("127.0.0.1:0")
             .workers(1)
-            .pool(pool_config(backend))
+            .pool_config(pool_config(backend))
             .start(move || Spawns(told.clone()))
             .unwrap();
         let mut client = connect(server.local_addr());

@@ -30,7 +30,7 @@ fn on_both(hot_buffer_bytes: usize, body: impl Fn(Server)) {
     for backend in backends() {
         let mut pool = pool_config(backend);
         pool.runtime.hot_buffer_bytes = hot_buffer_bytes;
-        body(Server::bind("127.0.0.1:0").workers(1).pool(pool));
+        body(Server::new("127.0.0.1:0").workers(1).pool_config(pool));
     }
 }
 

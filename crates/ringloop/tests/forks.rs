@@ -149,7 +149,7 @@ fn a_child_may_drop_its_parents_server() {
 
     for backend in backends() {
         let start = || {
-            let server = Server::bind("127.0.0.1:0").pool(pool_config(backend));
+            let server = Server::new("127.0.0.1:0").pool_config(pool_config(backend));
             Some(server.workers(1).start(|| Echo).unwrap())
         };
         let mut servers = [(); 2].map(|()| start());

@@ -59,7 +59,7 @@ fn defaults_are_those_of_the_guide() {
         format!("{acceptor:?}").contains("handshake_timeout: 10s"),
         "{acceptor:?}"
     );
-    let server = Server::bind("127.0.0.1:0");
+    let server = Server::new("127.0.0.1:0");
     let text = format!("{server:?}");
     for setting in [
         "drain_timeout: 5s",

@@ -145,8 +145,8 @@ fn http_1_and_2_are_answered_over_tcp_and_unix_sockets() {
 /// A server on each backend.
 fn on_each_server(body: impl Fn(Server)) {
     for backend in backends() {
-        let server = Server::bind("127.0.0.1:0").workers(2);
-        body(server.pool(pool_config(backend)));
+        let server = Server::new("127.0.0.1:0").workers(2);
+        body(server.pool_config(pool_config(backend)));
     }
 }
 

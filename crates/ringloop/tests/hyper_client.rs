@@ -59,7 +59,7 @@ async fn echo(
 
 fn serving(backend: BackendKind) -> Server {
     let pool = pool_config(backend.name().parse().unwrap());
-    Server::bind("127.0.0.1:0").workers(1).pool(pool)
+    Server::new("127.0.0.1:0").workers(1).pool_config(pool)
 }
 
 fn plain(runtime: &Runtime) -> Running {

@@ -52,7 +52,7 @@ fn main() -> io::Result<()> {
 const ADDRESS_VARIABLE: &str = "RINGLOOP_TEST_IDLE_ADDRESS";
 
 fn server() -> io::Result<()> {
-    let server = Server::bind("127.0.0.1:0").workers(1).start(|| Echo)?;
+    let server = Server::new("127.0.0.1:0").workers(1).start(|| Echo)?;
     let mut child = Command::new(std::env::current_exe()?)
         .env(ADDRESS_VARIABLE, server.local_addr().to_string())
         .stdin(Stdio::piped())

@@ -188,7 +188,7 @@ fn a_server_gives_access_to_its_workers_metrics() {
     }
     use std::io::{Read, Write};
 
-    let server = Server::bind("127.0.0.1:0")
+    let server = Server::new("127.0.0.1:0")
         .workers(2)
         .start(|| Echo)
         .unwrap();

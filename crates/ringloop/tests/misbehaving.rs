@@ -27,10 +27,10 @@ impl Handler for Echo {
 /// The servers: on each backend, of each kind, with one worker for everybody.
 fn each_server(body: impl Fn(&Running)) {
     for backend in backends() {
-        let server = Server::bind("127.0.0.1:0")
+        let server = Server::new("127.0.0.1:0")
             .workers(1)
             .max_connections(CONNECTIONS_MAX)
-            .pool(pool_config(backend));
+            .pool_config(pool_config(backend));
         let handler = server.clone().start(|| Echo).unwrap();
         body(&handler);
         handler.shutdown(LONG);

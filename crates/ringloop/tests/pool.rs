@@ -101,12 +101,12 @@ fn pools_that_are_bound_share_no_cpu_while_another_one_is_free() {
         first.shutdown(Duration::ZERO);
         let third = Pool::new(1, &config).unwrap();
         assert_eq!(cpu_of(&third).unwrap(), one);
-        let server = Server::bind("127.0.0.1:0")
+        let server = Server::new("127.0.0.1:0")
             .workers(1)
             .start_with(|_, _| async { Ok(()) });
         assert_eq!(cpu_of(server.unwrap().pool()).unwrap(), usable_cpus(""));
     });
-    let server = Server::bind("127.0.0.1:0").workers(1).pin(true);
+    let server = Server::new("127.0.0.1:0").workers(1).pin(true);
     let running = server.start_with(|_, _| async { Ok(()) }).unwrap();
     assert_ne!(cpu_of(running.pool()).unwrap(), usable_cpus(""));
 }

@@ -64,9 +64,9 @@ fn run_here(case: &str, backend: &str, transport: &str) {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap();
     drop(taken);
-    let server = Server::bind(address.to_string())
+    let server = Server::new(address.to_string())
         .workers(2)
-        .pool(pool_config(backend.parse().unwrap()));
+        .pool_config(pool_config(backend.parse().unwrap()));
     if transport == "tls" {
         run_with(case, server.tls(certificates::server()), address, true);
     } else {

@@ -70,10 +70,10 @@ fn check_all() {
 }
 
 fn serve(backend: &str, address: &str, path: Option<&str>) {
-    let mut server = Server::bind(address)
+    let mut server = Server::new(address)
         .workers(2)
         .backlog(4096)
-        .pool(pool_config(backend.parse().unwrap()));
+        .pool_config(pool_config(backend.parse().unwrap()));
     if let Some(path) = path {
         server = server.restart_path(path);
     }
@@ -90,7 +90,7 @@ fn inherit(backend: &str) {
     );
     let running = Server::from_listeners(inherited)
         .workers(2)
-        .pool(pool_config(backend.parse().unwrap()))
+        .pool_config(pool_config(backend.parse().unwrap()))
         .start(|| Echo)
         .unwrap();
     println!("ready");

@@ -254,9 +254,9 @@ impl Handler for Moody {
 fn a_connection_has_a_span_from_accepting_to_its_end() {
     let recorder = &**RECORDER;
     for backend in backends() {
-        let server = Server::bind("127.0.0.1:0")
+        let server = Server::new("127.0.0.1:0")
             .workers(2)
-            .pool(pool_config(backend));
+            .pool_config(pool_config(backend));
         let server = server.start(|| Moody).unwrap();
         let converse = |words: &[u8]| {
             let mut client = std::net::TcpStream::connect(server.local_addr()).unwrap();
@@ -301,9 +301,9 @@ fn a_connection_has_a_span_from_accepting_to_its_end() {
 fn a_function_that_is_idle_for_too_long_is_told_of() {
     let recorder = &**RECORDER;
     for backend in backends() {
-        let server = Server::bind("127.0.0.1:0")
+        let server = Server::new("127.0.0.1:0")
             .workers(1)
-            .pool(pool_config(backend))
+            .pool_config(pool_config(backend))
             .idle_timeout(Duration::from_millis(5))
             .start_with(|stream, _client| async move {
                 let _stream = stream;
@@ -351,7 +351,7 @@ fn without_descriptors_accepting_waits_and_says_so() {
     pool.runtime = RuntimeConfig::from_env().unwrap();
     // Before the server begins: an accept of io_uring's keeps to the limit that there was when it was submitted.
     rlimit::setrlimit(rlimit::Resource::NOFILE, 64, 64).unwrap();
-    let server = Server::bind("127.0.0.1:0").workers(1).pool(pool);
+    let server = Server::new("127.0.0.1:0").workers(1).pool_config(pool);
     let server = server.start(|| Moody).unwrap();
     // The worker has begun to listen, and has opened what it needs for that.
     let mut first = connect(server.local_addr());

@@ -46,7 +46,7 @@ async fn hello(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infa
 
 fn server() -> Running {
     let http = Http::new();
-    Server::bind("127.0.0.1:0")
+    Server::new("127.0.0.1:0")
         .workers(1)
         .start_with(move |stream, client| {
             let http = http.clone();

@@ -47,7 +47,7 @@ impl Listening {
         let mut config = PoolConfig::from_env()?;
         config.runtime.reactor.driver.backend = self.backend;
         config.pin = self.pin;
-        let mut server = Server::bind(address.clone()).pool(config);
+        let mut server = Server::new(address.clone()).pool_config(config);
         if let Some(workers) = self.workers {
             server = server.workers(workers);
         }

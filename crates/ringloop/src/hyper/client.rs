@@ -109,7 +109,7 @@ impl<B> RequestBody for B where
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let http = Http::new();
-/// let server = Server::bind("127.0.0.1:0").workers(1).start_with(move |stream, client| {
+/// let server = Server::new("127.0.0.1:0").workers(1).start_with(move |stream, client| {
 ///     let http = http.clone();
 ///     async move { http.serve(stream, &client, service_fn(hello)).await }
 /// })?;

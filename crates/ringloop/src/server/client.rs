@@ -17,7 +17,7 @@ use crate::source::{Closed, End};
 /// use std::pin::pin;
 /// use std::time::Duration;
 ///
-/// let server = Server::bind("127.0.0.1:0").start_with(|mut stream, client| async move {
+/// let server = Server::new("127.0.0.1:0").start_with(|mut stream, client| async move {
 ///     loop {
 ///         let read = match select(pin!(stream.read(Vec::with_capacity(1024))), client.draining()).await {
 ///             Either::Left((read, _)) => read,
@@ -77,7 +77,7 @@ impl Client {
     ///     std::future::pending().await
     /// }
     ///
-    /// let server = Server::bind("127.0.0.1:0").start_with(|mut stream, client| async move {
+    /// let server = Server::new("127.0.0.1:0").start_with(|mut stream, client| async move {
     ///     stream.read(Vec::with_capacity(100)).await.0?;
     ///     match select(pin!(ask_another_server()), client.closed()).await {
     ///         Either::Left((answer, _)) => stream.write_all(&answer?[..]).await.0,

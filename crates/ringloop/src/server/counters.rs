@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// #         connection.write(bytes)
 /// #     }
 /// # }
-/// let server = Server::bind("127.0.0.1:0").start(|| Echo)?;
+/// let server = Server::new("127.0.0.1:0").start(|| Echo)?;
 /// let mut client = std::net::TcpStream::connect(server.local_addr())?;
 /// client.write_all(b"x")?;
 /// client.read_exact(&mut [0])?;

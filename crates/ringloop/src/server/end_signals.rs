@@ -14,16 +14,16 @@ use crate::sys;
 
 /// A signal that asks the process to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Signal(i32);
+pub struct EndSignal(i32);
 
-impl Signal {
+impl EndSignal {
     /// The signal's number, see signal(7).
     pub fn number(self) -> i32 {
         self.0
     }
 }
 
-impl fmt::Display for Signal {
+impl fmt::Display for EndSignal {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(signal_name(self.0).unwrap_or("an unknown signal"))
     }
@@ -75,7 +75,7 @@ impl Listeners {
 /// # }
 /// # fn main() -> io::Result<()> {
 /// let signals = EndSignals::listen()?;
-/// let server = Server::bind("127.0.0.1:7000").start(|| Echo)?;
+/// let server = Server::new("127.0.0.1:7000").start(|| Echo)?;
 /// println!("ready");
 /// let signal = signals.wait();
 /// println!("{signal}: ending");
@@ -117,8 +117,8 @@ impl EndSignals {
     }
 
     /// Blocks until the first of these signals, which may have arrived already.
-    pub fn wait(mut self) -> Signal {
-        Signal(self.signals.forever().next().unwrap_or(SIGTERM))
+    pub fn wait(mut self) -> EndSignal {
+        EndSignal(self.signals.forever().next().unwrap_or(SIGTERM))
     }
 }
 

@@ -41,7 +41,7 @@ use crate::tls::TlsStream;
 ///     }
 /// }
 ///
-/// let server = Server::bind("127.0.0.1:0").start(Numbers::default)?;
+/// let server = Server::new("127.0.0.1:0").start(Numbers::default)?;
 /// let mut client = std::net::TcpStream::connect(server.local_addr())?;
 /// client.write_all(b"one\ntwo\n")?;
 /// let mut answer = String::new();

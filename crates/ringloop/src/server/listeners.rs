@@ -178,7 +178,7 @@ fn bind_each(
 /// # fn main() -> std::io::Result<()> {
 /// let inherited = inherited_listeners()?;
 /// let server = if inherited.is_empty() {
-///     Server::bind("127.0.0.1:7000")
+///     Server::new("127.0.0.1:7000")
 /// } else {
 ///     Server::from_listeners(inherited)
 /// };

@@ -122,7 +122,7 @@ impl Drop for Inbox {
 ///
 /// let everybody = Everybody::default();
 /// let members = Arc::clone(&everybody);
-/// let server = Server::bind("127.0.0.1:0").start(move || Member(Arc::clone(&members)))?;
+/// let server = Server::new("127.0.0.1:0").start(move || Member(Arc::clone(&members)))?;
 /// let mut client = TcpStream::connect(server.local_addr())?;
 /// client.read_exact(&mut [0; 8])?;
 /// # while everybody.lock().unwrap().is_empty() {

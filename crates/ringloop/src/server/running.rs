@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::counters::Counters;
-use super::end_signals::{EndSignals, Signal};
+use super::end_signals::{EndSignal, EndSignals};
 use super::handover::Restart;
 use super::service::Service;
 use crate::pool::Pool;
@@ -23,7 +23,7 @@ use crate::task::Awaited;
 /// #         connection.write(bytes)
 /// #     }
 /// # }
-/// let server = Server::bind("127.0.0.1:0").workers(1).start(|| Echo)?;
+/// let server = Server::new("127.0.0.1:0").workers(1).start(|| Echo)?;
 /// println!("listening on {}", server.local_addr());
 /// // The workers may have tasks of the program's own.
 /// drop(server.pool().spawn_on(0, || async { println!("beside the connections") }));
@@ -66,7 +66,7 @@ impl Running {
     ///
     /// # Errors
     /// Returns the errors of sigaction(2).
-    pub fn wait_for_signal(&self) -> io::Result<Signal> {
+    pub fn wait_for_signal(&self) -> io::Result<EndSignal> {
         Ok(EndSignals::listen()?.wait())
     }
 

@@ -31,8 +31,8 @@ use super::listeners::Listening;
 /// #     }
 /// # }
 /// let pool = Pool::new(2, &PoolConfig::default())?;
-/// let echo = Server::bind("127.0.0.1:0").start_on(&pool, || Echo)?;
-/// let greeter = Server::bind("127.0.0.1:0")
+/// let echo = Server::new("127.0.0.1:0").start_on(&pool, || Echo)?;
+/// let greeter = Server::new("127.0.0.1:0")
 ///     .start_with_on(&pool, |mut stream, _| async move { stream.write_all(&b"hi"[..]).await.0 })?;
 /// assert_ne!(echo.local_addr(), greeter.local_addr());
 /// // For this one only:

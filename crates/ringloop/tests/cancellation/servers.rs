@@ -14,7 +14,7 @@ use crate::memory::buffer;
 
 pub(crate) fn server(backend: BackendKind) -> Server {
     let pool = pool_config(backend.name().parse().unwrap());
-    Server::bind("127.0.0.1:0").workers(2).pool(pool)
+    Server::new("127.0.0.1:0").workers(2).pool_config(pool)
 }
 
 fn connect(server: &Running) -> TcpStream {

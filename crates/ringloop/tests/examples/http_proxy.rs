@@ -62,7 +62,7 @@ fn the_http_proxy_passes_requests_on() {
     for backend in common::backends() {
         let name = backend.to_string();
         let pool = common::pool_config(backend);
-        let server = Server::bind("127.0.0.1:0").workers(1).pool(pool);
+        let server = Server::new("127.0.0.1:0").workers(1).pool_config(pool);
         let http = Http::new();
         let server = server
             .start_with(move |stream, client| {

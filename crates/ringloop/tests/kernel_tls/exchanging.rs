@@ -338,9 +338,9 @@ impl Handler for Echo {
 fn a_server_of_handlers_may_use_the_kernel() {
     for backend in backends() {
         let acceptor = TlsAcceptor::new(certificates::server()).kernel(true);
-        let server = Server::bind("127.0.0.1:0")
+        let server = Server::new("127.0.0.1:0")
             .workers(1)
-            .pool(pool_config(backend))
+            .pool_config(pool_config(backend))
             .tls(acceptor)
             .start(|| Echo)
             .unwrap();

@@ -23,9 +23,9 @@ pub(crate) fn on_both(body: impl Fn(Case)) {
     for backend in common::backends() {
         for is_secure in [false, true] {
             body(Case {
-                server: Server::bind("127.0.0.1:0")
+                server: Server::new("127.0.0.1:0")
                     .workers(2)
-                    .pool(common::pool_config(backend)),
+                    .pool_config(common::pool_config(backend)),
                 is_secure,
             });
         }

@@ -66,11 +66,11 @@ fn an_address_in_use_and_a_limit_of_nothing_are_refused() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     for workers in [1, 2] {
-        let server = Server::bind(&address).workers(workers);
+        let server = Server::new(&address).workers(workers);
         let error = server.start(|| Echo).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::AddrInUse);
     }
-    let server = || Server::bind("127.0.0.1:0");
+    let server = || Server::new("127.0.0.1:0");
     for of_nothing in [
         server().max_connections(0),
         server().idle_timeout(Duration::ZERO),
@@ -83,7 +83,7 @@ fn an_address_in_use_and_a_limit_of_nothing_are_refused() {
 #[test]
 fn an_address_is_shared_only_by_servers_that_want_to() {
     for workers in [1, 2] {
-        let server = |address: &str| Server::bind(address).workers(workers);
+        let server = |address: &str| Server::new(address).workers(workers);
         let first = server("127.0.0.1:0").start(|| Echo).unwrap();
         let address = first.local_addr().to_string();
         let error = server(&address).start(|| Echo).unwrap_err();

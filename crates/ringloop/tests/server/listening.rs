@@ -61,7 +61,7 @@ fn sockets_that_listen_already_are_shared_by_all_workers() {
                 .collect();
             let running = Server::from_listeners(listeners)
                 .workers(workers)
-                .pool(pool_config(backend))
+                .pool_config(pool_config(backend))
                 .start(|| Echo)
                 .unwrap();
             assert_eq!(running.local_addr(), address);
@@ -84,7 +84,7 @@ fn connections_at_a_socket_that_others_share_are_served_or_left() {
         let start = || {
             Server::from_listeners([listener.try_clone().unwrap()])
                 .workers(1)
-                .pool(pool_config(backend))
+                .pool_config(pool_config(backend))
                 .start(|| Echo)
                 .unwrap()
         };
@@ -128,14 +128,12 @@ fn what_does_not_listen_and_nothing_at_all_are_refused() {
 fn servers_that_differ_share_the_workers_of_a_pool() {
     for backend in backends() {
         let pool = Pool::new(2, &pool_config(backend)).unwrap();
-        let plain = Server::bind("127.0.0.1:0")
-            .start_on(&pool, || Echo)
-            .unwrap();
-        let secure = Server::bind("127.0.0.1:0")
+        let plain = Server::new("127.0.0.1:0").start_on(&pool, || Echo).unwrap();
+        let secure = Server::new("127.0.0.1:0")
             .tls(certificates::server())
             .start_on(&pool, || Echo)
             .unwrap();
-        let greeting = Server::bind("127.0.0.1:0")
+        let greeting = Server::new("127.0.0.1:0")
             .start_with_on(&pool, |mut stream, client| async move {
                 stream.write_all(&b"hi"[..]).await.0?;
                 client.draining().await;
@@ -188,7 +186,7 @@ impl Handler for Counting {
 fn each_worker_has_state_of_its_own() {
     for backend in backends() {
         let pool = Pool::new(2, &pool_config(backend)).unwrap();
-        let service = Server::bind("127.0.0.1:0")
+        let service = Server::new("127.0.0.1:0")
             .start_each_on(&pool, |worker| {
                 let state = Rc::new((worker, Cell::new(0)));
                 move || Counting(Rc::clone(&state))
@@ -203,7 +201,7 @@ fn each_worker_has_state_of_its_own() {
             assert!(answer[0] < 2);
             assert!(seen.insert(answer), "a number came twice");
         }
-        let functions = Server::bind("127.0.0.1:0")
+        let functions = Server::new("127.0.0.1:0")
             .start_each_with_on(&pool, |worker| {
                 let served = Rc::new(Cell::new(0));
                 move |mut stream: ringloop::net::TcpStream, _| {

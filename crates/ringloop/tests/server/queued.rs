@@ -73,7 +73,7 @@ fn a_successor_on_the_same_port_makes_no_difference() {
         let address = old.local_addr();
         let blocked = vec![block(&old, 0), block(&old, 1)];
         let mut before: Vec<_> = (0..20).map(|_| common::connect(address)).collect();
-        let new = Server::bind(address.to_string())
+        let new = Server::new(address.to_string())
             .workers(2)
             .reuse_port(true)
             .start(|| Echo)

@@ -27,8 +27,8 @@ fn main() -> io::Result<()> {
 fn serve(serving: Serving) -> io::Result<()> {
     let mut config = PoolConfig::default();
     config.runtime = RuntimeConfig::from_env()?;
-    let server = Server::bind(format!("{}:{}", serving.host, serving.port))
-        .pool(config)
+    let server = Server::new(format!("{}:{}", serving.host, serving.port))
+        .pool_config(config)
         .workers(usize::from(serving.workers))
         // No other target closes idle connections.
         .idle_timeout(None)

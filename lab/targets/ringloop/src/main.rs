@@ -40,7 +40,7 @@ fn server(serving: Serving) -> io::Result<Server> {
     let mut config = PoolConfig::default();
     config.runtime = RuntimeConfig::from_env()?;
     config.runtime.hot_buffer_bytes = serving.buffer as usize;
-    let server = Server::bind(format!("{}:{}", serving.host, serving.port)).pool(config);
+    let server = Server::new(format!("{}:{}", serving.host, serving.port)).pool_config(config);
     // No other target closes idle connections.
     Ok(server
         .idle_timeout(None)
