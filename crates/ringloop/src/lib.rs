@@ -98,6 +98,7 @@ mod shared;
 pub mod signal;
 mod source;
 pub mod stdio;
+mod stopping;
 mod sys;
 mod task;
 mod threads;
@@ -110,7 +111,6 @@ mod trace;
 
 pub use async_fd::{AsyncFd, NotReady, ReadyGuard};
 pub use bytes;
-pub use drain::{Stopping, stopping};
 pub use metrics::Metrics;
 pub use pool::{Pool, PoolConfig};
 pub use ringloop_driver as driver;
@@ -122,6 +122,7 @@ pub use runtime::{
     Handle, JoinSet, Runtime, RuntimeConfig, consume_budget, spawn, spawn_background, yield_now,
 };
 pub use server::Server;
+pub use stopping::{Stopping, stopping};
 pub use task::{AbortHandle, AbortOnDrop, JoinError, JoinHandle};
 
 /// Compiles the programs of the guide, and of the README.
