@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import asyncio.coroutines
+import contextvars
 import errno
 import fcntl
 import inspect
@@ -336,8 +337,10 @@ def file_of_wrapper(wrapper: FileWrapper, left: int | None) -> OpenFile | bytes 
 
 
 def start_view_thread(work: Callable[[int], None], number: int) -> None:
-    """Start a thread that runs WSGI views. The process doesn't wait for it at its end."""
-    threading.Thread(target=work, args=(number,), name=f"ringloop-wsgi-{number}", daemon=True).start()
+    """Start a thread that runs WSGI views, in an empty context. The process doesn't wait for it at its end."""
+    thread = threading.Thread(target=work, args=(number,), name=f"ringloop-wsgi-{number}", daemon=True)
+    # Free-threaded Pythons let a thread inherit the context of who starts it: here of the loop, or of a view that waits.
+    contextvars.Context().run(thread.start)
 
 
 def has_arrived(transport: asyncio.BaseTransport) -> bool:

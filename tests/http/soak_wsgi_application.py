@@ -61,8 +61,9 @@ class Run:
         self.wrap = environ["wsgi.file_wrapper"]
         self.start_response = start_response
         self.thread = threading.get_ident()
-        if REQUEST.get() is not None:
-            self.fault("the context is another view's")
+        last = REQUEST.get()
+        if last is not None and last.thread != self.thread:
+            self.fault("the context is another thread's")
         REQUEST.set(self)
 
     def fault(self, text):

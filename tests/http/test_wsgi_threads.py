@@ -550,7 +550,8 @@ def test_a_request_whose_client_has_left_is_not_answered(arm, loop):
     assert seen == ["/"]
 
 
-def test_a_view_runs_in_one_thread_and_one_context(arm, loop):
+@pytest.mark.parametrize("reset", [False, True])
+def test_a_view_runs_in_one_thread_and_one_context(arm, loop, reset):
     local, variable = threading.local(), contextvars.ContextVar("variable", default=None)
     found = []
 
@@ -564,7 +565,8 @@ def test_a_view_runs_in_one_thread_and_one_context(arm, loop):
             found.append((local.value, variable.get()))
 
     def application(environ, start_response):
-        assert variable.get() is None
+        # By default, it is the context of the thread.
+        assert variable.get() == (None if reset else getattr(local, "value", None))
         path = environ["PATH_INFO"]
         local.value = path
         variable.set(path)
@@ -572,7 +574,7 @@ def test_a_view_runs_in_one_thread_and_one_context(arm, loop):
         return Parts([])
 
     async def test():
-        async with serve(arm, application) as server:
+        async with serve(arm, application, reset_contextvars=reset) as server:
 
             async def ask(number):
                 request = CLOSING.replace(b"/", b"/%d" % number, 1)
@@ -583,6 +585,129 @@ def test_a_view_runs_in_one_thread_and_one_context(arm, loop):
     run(loop, test())
     assert len(found) == 10 * 21
     assert all(of_thread == of_context for of_thread, of_context in found)
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_views_share_the_context_of_their_thread(arm, loop, errors, reset):
+    variable, seen = contextvars.ContextVar("variable", default=None), []
+
+    class Parts(Closing):
+        def close(self):
+            variable.set("closed")
+
+    def generate():
+        yield b"hello"
+        variable.set("generated")
+
+    def application(environ, start_response):
+        action = environ["PATH_INFO"][1:]
+        seen.append((action, variable.get()))
+        variable.set(action)
+        if action == "raise":
+            raise RuntimeError("application")
+        start_response("200 OK", [])
+        return {"generate": generate, "close": lambda: Parts([b"hello"])}.get(action, lambda: [b"hello"])()
+
+    async def test():
+        async with serve(arm, application, wsgi_threads=1, reset_contextvars=reset) as server:
+            for action in ("list", "raise", "generate", "close", "end"):
+                await server.ask(CLOSING.replace(b"/", b"/" + action.encode(), 1))
+
+    run(loop, test())
+    assert errors() == ["Exception in WSGI application\n"]
+    expected = [("list", None), ("raise", "list"), ("generate", "raise"), ("close", "generated"), ("end", "closed")]
+    assert seen == [(action, None if reset else value) for action, value in expected]
+
+
+class Local:
+    """Attributes that each context has of its own, as asgiref's `Local`: Django keeps its caches' connections there."""
+
+    def __init__(self):
+        object.__setattr__(self, "variable", contextvars.ContextVar("attributes"))
+
+    def __getattr__(self, name):
+        try:
+            return self.variable.get({})[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def __setattr__(self, name, value):
+        self.variable.set({**self.variable.get({}), name: value})
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_what_is_kept_in_a_context_is_made_once_per_thread(arm, loop, reset):
+    local, made, ran = Local(), [], []
+
+    def application(environ, start_response):
+        thread = threading.get_ident()
+        ran.append(thread)
+        if not hasattr(local, "cache"):
+            local.cache = thread
+            made.append(thread)
+        assert local.cache == thread
+        if environ["PATH_INFO"] == "/wait":
+            time.sleep(0.002)  # Another thread takes the next request.
+        start_response("200 OK", [("Content-Length", "5")])
+        return [b"hello"]
+
+    async def test():
+        async with serve(arm, application, wsgi_threads=3, reset_contextvars=reset) as server:
+
+            async def ask(path):
+                async with server.client() as client:
+                    for _ in range(10):
+                        client.write(GET.replace(b"/", path, 1))
+                        assert (await client.response())[2] == b"hello"
+
+            await asyncio.gather(*(ask(path) for path in (b"/", b"/wait") * 3))
+
+    run(loop, test())
+    assert len(ran) == 60
+    assert sorted(made) == sorted(ran if reset else set(ran))
+
+
+def inheriting(start):
+    """Return `Thread.start` where threads inherit the context of who starts them, as without the GIL."""
+
+    def inherit(thread):
+        context, work = contextvars.copy_context(), thread.run
+        thread.run = lambda: context.run(work)
+        start(thread)
+
+    return inherit
+
+
+@pytest.mark.parametrize("inherits", [False, True])
+@pytest.mark.parametrize("reset", [False, True])
+def test_views_and_the_loop_have_different_contexts(arm, loop, monkeypatch, reset, inherits):
+    variable, seen, logged = contextvars.ContextVar("variable", default="nothing"), [], []
+    if inherits:
+        monkeypatch.setattr(threading.Thread, "start", inheriting(threading.Thread.start))
+
+    def application(environ, start_response):
+        seen.append(variable.get())
+        start_response("200 OK", [("Content-Length", "5")])
+        yield b"hello"
+        variable.set("view")
+
+    def log(*_):
+        logged.append(variable.get())
+
+    async def test():
+        async with serve(arm, application, wsgi_threads=1, reset_contextvars=reset, access_log=log) as server:
+            for _ in range(3):
+                assert (await server.ask(CLOSING)).endswith(b"hello")
+                assert variable.get() == "loop"
+            loop.call_soon(log)
+            await asyncio.sleep(0)
+
+    context = contextvars.copy_context()
+    context.run(variable.set, "loop")
+    context.run(run, loop, test())
+    assert context[variable] == "loop"
+    assert seen == ["nothing", *(["nothing"] * 2 if reset else ["view"] * 2)]
+    assert logged == [*["nothing" if reset else "loop"] * 3, "loop"]
 
 
 def test_the_end_waits_for_a_view(arm, loop):

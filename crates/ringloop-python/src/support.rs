@@ -297,6 +297,12 @@ pub(crate) fn copy_context(py: Python<'_>) -> PyResult<Py<PyAny>> {
     unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyContext_CopyCurrent()).map(Bound::unbind) }
 }
 
+/// An empty `contextvars.Context`.
+pub(crate) fn new_context(py: Python<'_>) -> PyResult<Py<PyAny>> {
+    // SAFETY: the GIL is held; the result is a new reference or null with an exception set.
+    unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyContext_New()).map(Bound::unbind) }
+}
+
 /// Whether all callbacks of a stream transport run in one context, which is copied before the protocol is made.
 pub(crate) fn has_one_context_per_connection() -> bool {
     python_is_at_least(15)

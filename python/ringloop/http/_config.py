@@ -149,6 +149,12 @@ class HttpSettings:
         "[WSGI](#wsgi): requests that may wait for a thread. Above this number, the server answers 503",
         values=POSITIVE, uvicorn=None, granian="`--backpressure`",
     )
+    reset_contextvars: bool = option(
+        False, "Application", "Run each request in an empty context.",
+        "each request runs in a new, empty context (`contextvars`). Otherwise, one of ASGI runs in a copy of the server's "
+        "context, and one of [WSGI](#wsgi) in the context of its thread",
+        kind="flag",
+    )
     ws_max_size: int = option(
         16 * 1024 * 1024, "WebSocket", "Maximum size of a message, in bytes.",
         "a message that is larger after decompression closes the WebSocket with 1009",
@@ -230,10 +236,6 @@ class Config(HttpSettings):
         None, "Application", "File with environment variables for the application.",
         "file with environment variables for the application; needs python-dotenv",
         kind="file", granian="`--env-files`",
-    )
-    reset_contextvars: bool = option(
-        False, "Application", "Run each request in an empty context.",
-        "each request runs in an empty context", kind="flag",
     )
     backend: Literal["auto", "io_uring", "epoll"] | None = option(
         None, "Application", "The kernel interface that the event loop uses. Default: RINGLOOP_BACKEND, or auto.",

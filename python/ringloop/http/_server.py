@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import os
 import signal
 import socket
@@ -306,9 +305,7 @@ class Server:
         self._max_requests = config.draw_max_requests()
         proxies = config.trusted_proxies()
         log = access_log(config.access_log_format) if config.access_log else None
-        context = contextvars.Context() if config.reset_contextvars else contextvars.copy_context()
-        return context.run(
-            _core.HttpService,
+        return _core.HttpService(
             self._loop,
             config.loaded_app,
             config,

@@ -44,6 +44,8 @@ struct Settings {
     websocket_queue: usize,
     wsgi_threads: usize,
     wsgi_queue: usize,
+    /// Each request runs in an empty context.
+    reset_contextvars: bool,
 }
 
 /// The parts of requests that are logged.
@@ -342,6 +344,7 @@ impl HttpService {
             websocket_queue: settings.ws_max_queue.max(1),
             wsgi_threads: settings.wsgi_threads(),
             wsgi_queue: settings.wsgi_queue.max(1),
+            reset_contextvars: settings.reset_contextvars,
             root_path_bytes: settings.root_path.into_bytes(),
         };
         let objects = Objects {
@@ -357,7 +360,11 @@ impl HttpService {
             forwarded,
             on_max_requests,
             logger,
-            context: support::copy_context(py)?,
+            context: if settings.reset_contextvars {
+                support::new_context(py)?
+            } else {
+                support::copy_context(py)?
+            },
             current_tasks: if python_is_at_least(12) {
                 None
             } else {
@@ -644,6 +651,11 @@ impl HttpService {
         let state = self.state.get(py);
         let objects = state.objects.as_ref();
         objects.is_some_and(|it| it.event_loop.get().runs_elsewhere())
+    }
+
+    /// Whether nothing is in the context of a request but what the request puts there.
+    pub(super) fn resets_contexts(&self) -> bool {
+        self.settings.reset_contextvars
     }
 
     /// A new context for a request.

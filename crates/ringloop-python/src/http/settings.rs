@@ -57,6 +57,7 @@ settings! {
     timeout_linger: f64,
     wsgi_threads: Option<usize>,
     wsgi_queue: usize,
+    reset_contextvars: bool,
     ws_max_size: usize,
     ws_max_queue: usize,
     ws_ping_interval: Option<f64>,

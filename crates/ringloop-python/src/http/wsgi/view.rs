@@ -180,7 +180,7 @@ impl View {
         self.state.get_mut(py).slot = Some(slot);
     }
 
-    /// Runs the view, in a thread of the pool, in a context of its own.
+    /// Runs the view, in a thread of the pool: in the thread's own context, or in a new one if contexts are reset.
     pub(super) fn run(
         slf: &Bound<'_, Self>,
         pool: &Bound<'_, Pool>,
@@ -194,13 +194,15 @@ impl View {
             state.environ.take()
         };
         let run = || {
-            let context = service.get().context(py)?.unbind();
-            in_context(py, &context, || {
-                let answered = Self::answer(slf, service, environ);
-                answered.or_else(|error| Self::fail(slf, service, error))
-            })
+            let answered = Self::answer(slf, service, environ);
+            answered.or_else(|error| Self::fail(slf, service, error))
         };
-        let result = run();
+        let result = if service.get().resets_contexts() {
+            let context = service.get().context(py);
+            context.and_then(|context| in_context(py, &context.unbind(), run))
+        } else {
+            run()
+        };
         {
             let mut state = slf.get().state.get_mut(py);
             state.is_over = true;
