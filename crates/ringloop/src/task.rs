@@ -35,7 +35,7 @@ pub(crate) use live::{Awaited, Tasks};
 use state::{Begin, State};
 pub(crate) use watch::{Origin, Watch};
 
-/// What a task belongs to, which decides who waits for it when the runtime is asked to end. A task has the role of the task
+/// The owner of a task, which decides who waits for it when the runtime is asked to end. A task has the role of the task
 /// that spawned it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
@@ -66,7 +66,7 @@ pub(crate) trait Run: Send + Sync {
     /// task yet, and its future, which was never polled, holds only what any thread may drop.
     unsafe fn end(&self);
 
-    /// What the task belongs to.
+    /// The role of the task.
     fn role(&self) -> Role;
 
     /// The task's place in its runtime's list of live tasks.

@@ -11,7 +11,7 @@ use crate::drain::{Drain, Listener};
 use crate::source::{Asked, Recheck};
 use crate::time::{Instant, Sleep, sleep_until};
 
-/// What the peer of a new connection sends first may be on the way when the server begins to drain. So it has this long,
+/// The first bytes of a new connection may be on the way when the server begins to drain. So its peer has this long,
 /// from the beginning of the connection, which is enough for the slowest of networks.
 const FIRST_BYTES_MAX: Duration = Duration::from_secs(1);
 

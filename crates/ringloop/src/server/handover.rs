@@ -30,11 +30,11 @@ const ANSWER_MAX: Duration = Duration::from_secs(10);
 /// How often to check whether the process is to end meanwhile, and to try again.
 const TICK: Duration = Duration::from_millis(50);
 
-/// What the new process sends: that it wants the sockets, and that it serves.
+/// The words of the new process: that it wants the sockets, and that it serves.
 const TAKE: u8 = b't';
 const READY: u8 = b'r';
 
-/// What a server needs to be restarted without losing a connection.
+/// The means of restarting a server without losing a connection.
 #[derive(Debug)]
 pub(super) struct Restart {
     path: PathBuf,

@@ -9,7 +9,7 @@ use socket2::SockRef;
 use crate::net::{TcpListener, TcpListenerOptions};
 use crate::sys;
 
-/// What a server is to listen on.
+/// A place to listen on.
 #[derive(Debug, Clone)]
 pub(super) enum Place {
     /// `host:port`.

@@ -13,7 +13,7 @@ use crate::budget;
 /// How many bytes may wait for a connection.
 const BYTES_MAX: usize = 1 << 20;
 
-/// What was written to a connection from outside, until its task takes it.
+/// Writes to a connection from outside, until its task takes them.
 #[derive(Default)]
 struct Mailbox(Mutex<State>);
 

@@ -16,7 +16,7 @@ use super::{Role, Runnable};
 pub(crate) struct Tasks {
     live: RefCell<Slab<Runnable>>,
     queue: RefCell<VecDeque<Runnable>>,
-    /// What the task that is polled belongs to, and so does what it spawns.
+    /// The role of the task that is polled, and so of those that it spawns.
     role: Cell<Role>,
     /// How many of those alive belong to connections, and to nothing.
     of_connections: Cell<usize>,
@@ -51,7 +51,7 @@ impl Default for Tasks {
 }
 
 impl Tasks {
-    /// What a task belongs to that is spawned now.
+    /// The role of a task that is spawned now.
     pub(crate) fn role(&self) -> Role {
         self.role.get()
     }

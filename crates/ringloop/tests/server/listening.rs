@@ -1,4 +1,4 @@
-//! What a server listens on.
+//! The sockets that a server listens on.
 
 use std::cell::Cell;
 use std::collections::HashSet;
