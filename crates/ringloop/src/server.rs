@@ -278,7 +278,7 @@ impl<S: Transport> Server<S> {
     }
 
     /// Sets whether each worker is bound to one CPU, see [`PoolConfig::pin`]. The default is false. A later call of
-    /// [`pool`](Self::pool) sets this, too.
+    /// [`pool_config`](Self::pool_config) sets this, too.
     ///
     /// ```
     /// # use ringloop::server::{Connection, Handler, Server};

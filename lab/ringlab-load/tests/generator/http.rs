@@ -5,6 +5,7 @@ use crate::common::{
     flawless, histogram, http_server, result, server,
 };
 use std::io::{Read, Write};
+use std::net::SocketAddr;
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
