@@ -52,6 +52,7 @@ mod client_error;
 mod connector;
 mod leaving;
 mod pool;
+mod upgrade;
 
 use std::any::Any;
 use std::error::Error;
@@ -82,6 +83,8 @@ const HALF_CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 pub use client::{Client, ClientOptions, RequestBody};
 pub use client_error::ClientError;
 pub use connector::{ClientStream, Connector};
+use upgrade::UntilUpgrade;
+pub use upgrade::Upgraded;
 
 /// Serves HTTP on the connections of a [`Server`](crate::server::Server): HTTP/2 if `h2` was negotiated by ALPN,
 /// otherwise HTTP/1.1.
@@ -147,7 +150,8 @@ impl Http {
     /// Serves one connection until it ends. When the server drains, requests in progress are completed, and no further
     /// ones are accepted: HTTP/1.1 sends `connection: close` with the last answer, HTTP/2 sends GOAWAY.
     ///
-    /// Upgrades, such as to WebSocket, require a connection that is `Send`: use hyper's builder and [`Io`] for them.
+    /// For upgrades, such as to WebSocket, use [`serve_until_upgrade`](Self::serve_until_upgrade): `hyper::upgrade::on` requires
+    /// connections that are `Send`.
     ///
     /// # Errors
     /// Returns hyper's errors, as an [`io::Error`].
@@ -184,6 +188,69 @@ impl Http {
             until_drained(serving, end, draining, Some(leaving)).await
         };
         served?.map_err(io::Error::other)
+    }
+}
+
+impl Http {
+    /// Serves one connection as [`serve`](Self::serve) does, until it ends or its protocol is switched: by an answer with the
+    /// status 101, or by a successful one to CONNECT. Returns the connection then, after the answer was sent. Connections of
+    /// HTTP/2 are served as by `serve`.
+    ///
+    /// ```no_run
+    /// use std::convert::Infallible;
+    /// use http_body_util::Empty;
+    /// use hyper::body::{Bytes, Incoming};
+    /// use hyper::service::service_fn;
+    /// use hyper::{Request, Response, StatusCode, header};
+    /// use ringloop::hyper::Http;
+    /// use ringloop::server::Server;
+    ///
+    /// async fn switch(_: Request<Incoming>) -> Result<Response<Empty<Bytes>>, Infallible> {
+    ///     let answer = Response::builder()
+    ///         .status(StatusCode::SWITCHING_PROTOCOLS)
+    ///         .header(header::CONNECTION, "upgrade")
+    ///         .header(header::UPGRADE, "greeting");
+    ///     Ok(answer.body(Empty::new()).expect("the head is valid"))
+    /// }
+    ///
+    /// # fn main() -> std::io::Result<()> {
+    /// let http = Http::new();
+    /// Server::new("127.0.0.1:8000").serve_with(move |stream, client| {
+    ///     let http = http.clone();
+    ///     async move {
+    ///         let served = http.serve_until_upgrade(stream, &client, service_fn(switch));
+    ///         let Some(mut upgraded) = served.await? else {
+    ///             return Ok(()); // it has ended
+    ///         };
+    ///         upgraded.stream.write_all(&b"hello in another protocol"[..]).await.0
+    ///     }
+    /// })
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Returns hyper's errors, as an [`io::Error`].
+    pub async fn serve_until_upgrade<C, S, B>(
+        &self,
+        connection: C,
+        client: &server::Client,
+        service: S,
+    ) -> io::Result<Option<Upgraded<C>>>
+    where
+        C: Negotiated + Read + Write + Unpin + 'static,
+        S: Service<Request<Incoming>, Response = Response<B>> + 'static,
+        S::Future: 'static,
+        S::Error: Into<Box<dyn Error + Send + Sync>>,
+        B: Body + 'static,
+        B::Error: Into<Box<dyn Error + Send + Sync>>,
+    {
+        if connection.is_http2(INTERNAL) {
+            return self.serve(connection, client, service).await.map(|()| None);
+        }
+        let leaving = Leaving::new(connection.core_of(INTERNAL), self.half_close_timeout);
+        let serving = Box::pin(UntilUpgrade::new(&self.http1, connection, service));
+        let draining = client.draining();
+        until_drained(serving, UntilUpgrade::end, draining, Some(leaving)).await?
     }
 }
 

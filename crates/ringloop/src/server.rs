@@ -577,7 +577,7 @@ impl<S: Transport> Server<S> {
                 let serve = Rc::clone(&serve);
                 let drain = Rc::clone(&worker.drain);
                 move |stream: S| {
-                    let client = Client::new(address, drain, stream.socket(INTERNAL).core());
+                    let client = Client::of(address, drain, stream.socket(INTERNAL).core());
                     serve(stream, client)
                 }
             }

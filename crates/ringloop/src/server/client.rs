@@ -6,7 +6,9 @@ use std::rc::Rc;
 
 use super::drain::{Beginning, Draining};
 use crate::drain::Drain;
-use crate::net::stream::Core;
+use crate::net::Stream;
+use crate::net::stream::{Core, HasCore};
+use crate::shared::Shared;
 use crate::source::{Closed, End};
 
 /// The peer of a connection that is served by a function, and whether the server drains.
@@ -43,7 +45,60 @@ pub struct Client {
 }
 
 impl Client {
-    pub(super) fn new(address: SocketAddr, drain: Rc<Drain>, core: &Core) -> Self {
+    /// Creates what a [`Server`](super::Server) passes to its functions, for a connection that the program has accepted
+    /// itself, such as one of a Unix socket. It drains when the pool of the worker is shut down. `address` is for
+    /// [`addr`](Self::addr); a Unix socket has none that fits, so pass an unspecified one.
+    ///
+    /// # Panics
+    /// Panics outside of a runtime.
+    ///
+    /// ```
+    /// use futures_util::future::{Either, select};
+    /// use ringloop::net::{UnixListener, UnixStream};
+    /// use ringloop::server::Client;
+    /// use ringloop::{Pool, PoolConfig, spawn};
+    /// use std::net::{Ipv4Addr, SocketAddr};
+    /// use std::pin::pin;
+    /// use std::time::Duration;
+    ///
+    /// async fn serve(mut stream: UnixStream, client: Client) -> std::io::Result<()> {
+    ///     // As in a server's function, for example `Http::serve(stream, &client, service)`.
+    ///     client.draining().await;
+    ///     stream.write_all(&b"bye"[..]).await.0
+    /// }
+    ///
+    /// let pool = Pool::new(1, &PoolConfig::default())?;
+    /// let path = std::env::temp_dir().join(format!("ringloop-client-{}", std::process::id()));
+    /// let at = path.clone();
+    /// drop(pool.spawn_on(0, move || async move {
+    ///     let listener = UnixListener::bind(&at)?;
+    ///     let mut stopping = ringloop::stopping();
+    ///     while let Either::Left((accepted, _)) = select(pin!(listener.accept()), &mut stopping).await {
+    ///         let (stream, _) = accepted?;
+    ///         let client = Client::new(&stream, SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)));
+    ///         drop(spawn(serve(stream, client)));
+    ///     }
+    ///     std::fs::remove_file(&at)
+    /// }));
+    /// # while !path.exists() {
+    /// #     std::thread::yield_now();
+    /// # }
+    /// # let mut client = std::os::unix::net::UnixStream::connect(&path)?;
+    /// # while pool.metrics()[0].tasks_live < 2 {
+    /// #     std::thread::yield_now();
+    /// # }
+    /// pool.shutdown(Duration::from_secs(5));
+    /// # let mut farewell = String::new();
+    /// # std::io::Read::read_to_string(&mut client, &mut farewell)?;
+    /// # assert_eq!(farewell, "bye");
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn new(stream: &impl Stream, address: SocketAddr) -> Self {
+        let drain = Rc::clone(&Shared::current().stopping);
+        Self::of(address, drain, stream.core())
+    }
+
+    pub(super) fn of(address: SocketAddr, drain: Rc<Drain>, core: &Core) -> Self {
         Self {
             address,
             drain,
