@@ -21,9 +21,9 @@ use crate::source::{Direction, Reports, Source, reclaiming};
 /// Any number of tasks may wait, and a report wakes all of them. Several `AsyncFd` may watch one descriptor.
 ///
 /// **Closing.** This watches a duplicate of the descriptor (dup(2)), so it takes one more of `RLIMIT_NOFILE`. If the
-/// descriptor is closed or replaced meanwhile, such as by the library that owns it, the duplicate stays with the file it
-/// was made of, and neither this nor a socket that gets the free number disturbs the other. The other side is told of the
-/// close when this is dropped. To watch another file, make a new one.
+/// descriptor is closed or replaced meanwhile, for example by the library that owns it, the duplicate still refers to the
+/// original file. A new file that gets the same number is not affected. The peer of a closed socket learns of the close
+/// only when the `AsyncFd` is dropped, too. To watch another file, create a new `AsyncFd`.
 ///
 /// ```
 /// use ringloop::{AsyncFd, Runtime, RuntimeConfig};

@@ -12,7 +12,7 @@
 //! /proc, bytes are read and written.
 //!
 //! No thread is blocked: neither by a peer that reads slowly, nor by a disk, because what is not in memory is read by the
-//! driver. (Whether it is, the first and the last byte of each 128 KB tell.) File systems that do not say what is in
+//! driver. (To find out, the first and the last byte of each 128 KB are checked.) File systems that do not say what is in
 //! memory, such as overlayfs, are read and written, except for tmpfs.
 //!
 //! sendfile(2) does not make a copy of the file. If the file changes while the peer has not received all of it, the peer

@@ -128,5 +128,8 @@ pub use task::{AbortHandle, AbortOnDrop, JoinError, JoinHandle};
 /// Compiles the programs of the guide, and of the README.
 #[cfg(doctest)]
 #[doc = include_str!("../GUIDE.md")]
-#[doc = include_str!("../README.md")]
+#[cfg_attr(
+    all(feature = "hyper", feature = "tls"),
+    doc = include_str!("../README.md")
+)]
 struct Guide;

@@ -166,7 +166,7 @@ impl Command {
     ///
     /// # Errors
     /// Returns the errors of fork(2) and execve(2), such as `NotFound`, and `EMFILE`. Also fails where pidfd_open(2) is
-    /// refused: before Linux 5.3, and in some containers. If an error occurs after the process was started, it is ended.
+    /// refused, as in some containers. If an error occurs after the process was started, the process is killed.
     ///
     /// # Panics
     /// Panics outside of a runtime.

@@ -77,12 +77,12 @@ use crate::task::Role;
 /// Runs quinn on one runtime: a worker of a pool, or a [`Runtime`](crate::Runtime).
 ///
 /// Every endpoint has its tasks in that runtime, wherever it is created and used. They end when the endpoint and its
-/// connections are dropped, and when the runtime ends; what waits for an endpoint then gets an error, or the reason that
-/// quinn gives for a driver that is gone.
+/// connections are dropped, or when the runtime ends. Whatever still waits for an endpoint then gets an error, or the
+/// reason with which quinn reports a lost driver.
 ///
 /// To serve on all workers of a pool, create an endpoint on each, with sockets that share their address (`SO_REUSEPORT`).
-/// The kernel chooses the worker by both addresses of a datagram. A client that changes its address may so reach a worker
-/// that does not know its connection, and has to connect again.
+/// The kernel chooses the worker by both addresses of a datagram. A client that changes its address may therefore reach a
+/// worker that does not know its connection, and has to connect again.
 ///
 /// [The module](self) has an example.
 #[derive(Debug, Clone)]

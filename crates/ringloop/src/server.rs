@@ -316,10 +316,10 @@ impl<S: Transport> Server<S> {
     /// #         connection.write(bytes)
     /// #     }
     /// # }
-    /// let old = Server::new("127.0.0.1:0").reuse_port(true).start(|| Echo)?;
-    /// // In the new version of the program, which takes over:
-    /// let new = Server::new(old.local_addr().to_string()).reuse_port(true).start(|| Echo)?;
-    /// assert_eq!(old.local_addr(), new.local_addr());
+    /// let first = Server::new("127.0.0.1:0").reuse_port(true).start(|| Echo)?;
+    /// // In another process, which shares the address:
+    /// let second = Server::new(first.local_addr().to_string()).reuse_port(true).start(|| Echo)?;
+    /// assert_eq!(first.local_addr(), second.local_addr());
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub fn reuse_port(mut self, reuse_port: bool) -> Self {

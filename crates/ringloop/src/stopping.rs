@@ -11,9 +11,9 @@ use crate::shared::Shared;
 
 /// Tells a task that its worker is asked to end, and lets it finish. Created by [`stopping`].
 ///
-/// It is a future that completes when the [`Pool`](crate::Pool) or the [server](crate::server::Running) is shut down, and
-/// at once if that has begun. The shutdown then waits for whoever holds one of these, within its patience: so drop it as
-/// soon as there is nothing left to do.
+/// It is a future that completes when the shutdown of the [`Pool`](crate::Pool) or the [server](crate::server::Running)
+/// begins, or at once if it has begun already. The shutdown waits, up to its time limit, until every `Stopping` is
+/// dropped: so drop yours as soon as there is nothing left to do.
 #[must_use = "a future does nothing unless it is awaited"]
 pub struct Stopping {
     listener: Listener,

@@ -42,7 +42,7 @@
 //!     let mut stream = TlsConnector::new(client).connect("localhost".try_into()?, stream).await?;
 //!     let (count, bytes) = stream.read(Vec::with_capacity(16)).await;
 //!     assert_eq!((count?, &bytes[..]), (5, &b"hello"[..]));
-//!     // The end was said, and not merely the connection lost.
+//!     // A proper end (`close_notify`), and not a lost connection.
 //!     assert_eq!(stream.read(bytes).await.0?, 0);
 //!     serving.await??;
 //!     Ok(())

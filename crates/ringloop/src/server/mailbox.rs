@@ -143,8 +143,8 @@ impl ConnectionHandle {
     ///
     /// # Errors
     /// Returns `NotConnected` if the connection has ended, and `WouldBlock` if more than 1 MiB would be queued, because the
-    /// peer does not read: nothing of it is written then. If nothing is queued, any number of bytes is accepted. Bytes that
-    /// were accepted are lost if the connection fails before they are sent.
+    /// peer does not read; none of the bytes are written then. If nothing is queued, any number of bytes is accepted.
+    /// Accepted bytes are lost if the connection fails before they are sent.
     pub fn write(&self, bytes: impl Into<Bytes>) -> io::Result<()> {
         let bytes = bytes.into();
         self.0.change(|state| {

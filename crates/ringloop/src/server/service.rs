@@ -96,7 +96,7 @@ impl Service {
     }
 
     /// Stops listening, and asks the connections to end. Those that the kernel has accepted by then are served first. This
-    /// does not wait for any of it.
+    /// returns without waiting for the connections.
     pub fn stop(self) {
         drop(self);
     }
