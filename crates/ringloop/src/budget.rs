@@ -4,6 +4,7 @@
 //! waiting, asks here first. The kernel is looked at between the polls of tasks, hence also timers and I/O depend on it.
 
 use std::cell::Cell;
+use std::future::poll_fn;
 use std::task::{Context, Poll, ready};
 
 /// How many operations that do not wait a task may do in one poll.
@@ -59,6 +60,11 @@ pub(crate) fn poll_counted<T>(
         LEFT.set(left - 1);
     }
     polled
+}
+
+/// Waits until the task may do another operation, and counts it.
+pub(crate) async fn consume() {
+    poll_fn(|context| poll(context)).await;
 }
 
 /// Refuses an operation when the budget is used up, or renews the budget of those who would wait in vain.

@@ -166,7 +166,8 @@ impl Command {
     ///
     /// # Errors
     /// Returns the errors of fork(2) and execve(2), such as `NotFound`, and `EMFILE`. Also fails where pidfd_open(2) is
-    /// refused, as in some containers. If an error occurs after the process was started, the process is killed.
+    /// refused, as in some containers; and with `ECHILD` if somebody else in this process has waited for the child before it
+    /// could be watched. If another error occurs after the process was started, the process is killed.
     ///
     /// # Panics
     /// Panics outside of a runtime.

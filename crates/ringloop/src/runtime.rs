@@ -494,5 +494,5 @@ pub async fn yield_now() {
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub async fn consume_budget() {
-    std::future::poll_fn(|context| budget::poll(context)).await;
+    budget::consume().await;
 }

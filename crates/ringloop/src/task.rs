@@ -482,6 +482,16 @@ impl<T> JoinHandle<T> {
     }
 }
 
+impl<T> JoinHandle<T> {
+    /// Polls as awaiting does, but does not count as an operation of the task that runs, and so is never refused.
+    pub(crate) fn poll_uncounted(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<T, JoinError>> {
+        self.task.poll_outcome(context)
+    }
+}
+
 impl<T> Future for JoinHandle<T> {
     type Output = Result<T, JoinError>;
 

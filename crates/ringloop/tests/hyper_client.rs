@@ -506,6 +506,10 @@ fn errors_say_what_is_wrong() {
             let error = fails(&plain, "ftp://example.org/").await;
             assert_eq!(error.to_string(), "the URI ftp://example.org/: use http:// or https://");
             assert!(fails(&plain, "http://a b/").await.to_string().starts_with("the URI http://a b/: "));
+            for uri in ["ftp://name:secret@example.org/x", "http://name:secret@a b/x"] {
+                let error = fails(&plain, uri).await.to_string();
+                assert!(!error.contains("secret") && error.contains("/x"), "{error}");
+            }
 
             let error = fails(&plain, &format!("https://127.0.0.1:{port}/")).await;
             assert!(error.is_connect() && !error.is_timeout());

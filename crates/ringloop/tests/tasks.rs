@@ -290,3 +290,70 @@ fn a_set_knows_tasks_that_never_ran() {
     assert!(catch_unwind(AssertUnwindSafe(|| tasks.spawn(async {}))).is_err());
     assert!(tasks.is_empty());
 }
+
+/// A set takes many results in one poll, and after other operations that do not wait.
+#[test]
+fn a_set_gives_all_results_whatever_is_left_of_the_budget() {
+    on_both(|runtime| {
+        runtime.block_on(async {
+            const TASKS: usize = 400;
+            for others in 0..4 {
+                let mut tasks = JoinSet::new();
+                let ended = Rc::new(Cell::new(0));
+                for number in 0..TASKS {
+                    let ended = Rc::clone(&ended);
+                    tasks.spawn(async move {
+                        ended.set(ended.get() + 1);
+                        number
+                    });
+                }
+                while ended.get() < TASKS {
+                    yield_now().await;
+                }
+                while tasks.len() > TASKS / 2 {
+                    assert!(tasks.try_join_next().unwrap().unwrap() < TASKS);
+                }
+                let (sender, receiver) = ringloop::channel::unbounded();
+                let mut taken = 0;
+                while !tasks.is_empty() {
+                    for _ in 0..others {
+                        sender.send(()).await.unwrap();
+                        receiver.recv().await.unwrap();
+                    }
+                    tasks.join_next().await.unwrap().unwrap();
+                    taken += 1;
+                }
+                assert_eq!(taken, TASKS / 2);
+            }
+        });
+    });
+}
+
+/// A task that is added when nothing is left of the budget has not ended.
+#[test]
+fn a_set_takes_tasks_when_the_budget_is_used_up() {
+    on_both(|runtime| {
+        runtime.block_on(async {
+            let (sender, receiver) = ringloop::channel::bounded::<()>(1);
+            let mut tasks = JoinSet::new();
+            // Each is added after another number of operations in the same poll.
+            for number in 0..300 {
+                ringloop::consume_budget().await;
+                let receiver = receiver.clone();
+                tasks.spawn(async move {
+                    receiver.recv().await.unwrap_err();
+                    number
+                });
+            }
+            yield_now().await;
+            assert!(tasks.try_join_next().is_none());
+            drop(sender);
+            let mut numbers = Vec::new();
+            while let Some(number) = tasks.join_next().await {
+                numbers.push(number.unwrap());
+            }
+            numbers.sort_unstable();
+            assert!(numbers.into_iter().eq(0..300));
+        });
+    });
+}

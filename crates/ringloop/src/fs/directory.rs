@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::{Metadata, symlink_metadata};
 use crate::blocking;
+use crate::budget;
 
 /// How many entries are read at a time.
 const ENTRIES: usize = 64;
@@ -94,6 +95,7 @@ impl ReadDir {
     /// # Errors
     /// Returns the errors of readdir(3).
     pub async fn next_entry(&mut self) -> io::Result<Option<DirEntry>> {
+        budget::consume().await;
         // A thread has the lock only if an earlier future was dropped.
         let (mut next, is_at_end) = match self.reading.try_lock() {
             Ok(mut reading) => (reading.ready.pop_front(), reading.entries.is_none()),

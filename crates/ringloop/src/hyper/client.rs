@@ -14,7 +14,7 @@ use hyper::http::uri::{Authority, PathAndQuery, Scheme};
 use hyper::{Method, Request, Response, Uri, Version};
 
 use super::client_error::ClientError;
-use super::connector::{Connector, Target};
+use super::connector::{Connector, Target, without_password};
 use super::pool::{Host, Leased, Sender};
 use super::{BackgroundExecutor, Timer};
 use crate::runtime::spawn_background;
@@ -42,7 +42,8 @@ pub struct ClientOptions {
     /// one connection.
     pub connections_per_host: usize,
     /// How long a connection is kept without a request. The default is 60 seconds. Choose less than your servers do, so
-    /// that they do not close a connection while a request is on its way. 0 keeps none.
+    /// that they do not close a connection while a request is on its way. For HTTP/2 it counts from the beginning of the
+    /// last request. 0 keeps no connection of HTTP/1.1, and one of HTTP/2 for up to a second.
     pub idle_timeout: Duration,
     /// Whether HTTP/2 is used without negotiation ("prior knowledge"). The default is no: HTTP/2 is used if the server
     /// chooses it in the TLS handshake (ALPN).
@@ -181,9 +182,10 @@ impl<B: RequestBody> Client<B> {
     where
         B: Default,
     {
-        let uri = uri
-            .parse::<Uri>()
-            .map_err(|error| ClientError::request(format!("the URI {uri}: {error}")))?;
+        let uri = uri.parse::<Uri>().map_err(|error| {
+            let uri = without_password(uri);
+            ClientError::request(format!("the URI {uri}: {error}"))
+        })?;
         let mut request = Request::new(B::default());
         *request.uri_mut() = uri;
         self.request(request).await
@@ -211,6 +213,7 @@ impl<B: RequestBody> Client<B> {
         }
         let uri = request.uri().clone();
         let host = self.host(&uri)?;
+        let host_header = request.headers().get(HOST).cloned();
         let Shared {
             connector, options, ..
         } = &*self.shared;
@@ -234,7 +237,14 @@ impl<B: RequestBody> Client<B> {
                 Ok(response) => return Ok(response),
                 Err(mut error) => match error.take_message() {
                     // It was closed, and nothing was sent. A new connection that does this is an error.
-                    Some(unsent) if is_reused => request = unsent,
+                    Some(unsent) if is_reused => {
+                        request = unsent;
+                        // As the caller has made it, for either version.
+                        request.headers_mut().remove(HOST);
+                        if let Some(host) = &host_header {
+                            request.headers_mut().insert(HOST, host.clone());
+                        }
+                    }
                     _ => return Err(ClientError::http(&host.name, error.into_error())),
                 },
             }
@@ -252,7 +262,11 @@ impl<B: RequestBody> Client<B> {
         };
         let mut hosts = self.shared.hosts.borrow_mut();
         if let Some(host) = hosts.get(&key) {
-            return Ok(Rc::clone(host));
+            let host = Rc::clone(host);
+            drop(hosts);
+            // It may have ended with another runtime.
+            self.start_reaper();
+            return Ok(host);
         }
         let scheme = if is_https { "https" } else { "http" };
         let name = format!("{scheme}://{}:{port}", target.host);
@@ -297,7 +311,7 @@ async fn reap<B: RequestBody>(client: Weak<Shared<B>>, idle_timeout: Duration) {
                 true
             }
             // Requests in progress hold the others.
-            None if Rc::strong_count(host) > 1 => true,
+            None if Rc::strong_count(host) > 1 || host.is_busy() => true,
             None => {
                 unused.push(Rc::clone(host));
                 false
@@ -338,6 +352,13 @@ fn for_http2<B>(request: &mut Request<B>, uri: &Uri) {
         && let Ok(authority) = Authority::try_from(host.as_bytes())
     {
         parts.authority = Some(authority);
+    }
+    // Without a user's name and password (RFC 9113, 8.3.1).
+    if let Some(authority) = &parts.authority
+        && let Some((_, host)) = authority.as_str().rsplit_once('@')
+        && let Ok(host) = Authority::try_from(host)
+    {
+        parts.authority = Some(host);
     }
     parts.scheme.get_or_insert(Scheme::HTTP);
     let path = || PathAndQuery::from_static("/");

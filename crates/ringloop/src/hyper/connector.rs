@@ -202,10 +202,14 @@ impl<'u> Target<'u> {
         let is_https = match uri.scheme() {
             Some(scheme) if *scheme == Scheme::HTTP => false,
             Some(scheme) if *scheme == Scheme::HTTPS => true,
-            _ => return Err(invalid(format!("the URI {uri}: use http:// or https://"))),
+            _ => {
+                let uri = without_password(&uri.to_string());
+                return Err(invalid(format!("the URI {uri}: use http:// or https://")));
+            }
         };
         let host = uri.host().unwrap_or_default();
         if host.is_empty() {
+            let uri = without_password(&uri.to_string());
             return Err(invalid(format!("the URI {uri} has no host")));
         }
         let default = if is_https { 443 } else { 80 };
@@ -238,6 +242,17 @@ enum Kind {
     Tls(TlsStream),
     #[cfg(feature = "tls")]
     TlsUnix(TlsStream<UnixStream>),
+}
+
+/// A URI for an error message, without the name and the password of a user.
+pub(super) fn without_password(uri: &str) -> String {
+    let Some((scheme, rest)) = uri.split_once("//") else {
+        return uri.to_owned();
+    };
+    let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+    let (authority, path) = rest.split_at(end);
+    let (_, host) = authority.rsplit_once('@').unwrap_or(("", authority));
+    format!("{scheme}//{host}{path}")
 }
 
 /// Does the same with a stream of any kind.

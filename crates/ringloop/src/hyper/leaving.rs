@@ -30,7 +30,8 @@ impl Leaving {
         Self {
             closed: core.until(End::Both),
             read_closed: core.until(End::Reading),
-            limit,
+            // Without any time it would be over and over again.
+            limit: limit.map(|limit| limit.max(Duration::from_millis(1))),
             end: None,
             registered: None,
         }

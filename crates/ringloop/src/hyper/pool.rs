@@ -40,6 +40,8 @@ pub(super) struct Host<B> {
     permits: Arc<Semaphore>,
     /// Held while a connection is made that may turn out to be of HTTP/2, which then serves all who wait.
     connecting: Mutex<()>,
+    /// Counts the attempts to connect that have failed.
+    failures: Cell<u64>,
     /// The version of the last connection.
     version: Cell<Option<Version>>,
 }
@@ -90,6 +92,7 @@ impl<B: RequestBody> Host<B> {
             http2: RefCell::default(),
             permits: Arc::new(Semaphore::new(options.connections_per_host.max(1))),
             connecting: Mutex::new(()),
+            failures: Cell::new(0),
             version: Cell::new(None),
         }
     }
@@ -109,11 +112,14 @@ impl<B: RequestBody> Host<B> {
         let may_be_http2 = options.http2_only
             || connector.may_be_http2(self.is_https)
                 && self.version.get() != Some(Version::HTTP_11);
+        let failures = self.failures.get();
         let connecting = if may_be_http2 {
             Some(self.connecting.lock().await)
         } else {
             None
         };
+        // If whoever was first has failed, those who have waited try side by side, and not one after the other.
+        let connecting = connecting.filter(|_| self.failures.get() == failures);
         if let Some(leased) = self.lease_http2().await {
             return Ok(leased);
         }
@@ -124,8 +130,15 @@ impl<B: RequestBody> Host<B> {
             });
         }
         let connected = connector.connect(uri).await;
-        let stream = connected.map_err(|error| ClientError::connect(&self.name, error))?;
-        let failed = |error| ClientError::http(&self.name, error);
+        let has_failed = || self.failures.set(self.failures.get().wrapping_add(1));
+        let stream = connected.map_err(|error| {
+            has_failed();
+            ClientError::connect(&self.name, error)
+        })?;
+        let failed = |error| {
+            has_failed();
+            ClientError::http(&self.name, error)
+        };
         let sender = if options.http2_only || stream.is_http2(INTERNAL) {
             let made = options.http2.handshake(stream).await;
             let (sender, connection) = made.map_err(failed)?;
@@ -189,7 +202,7 @@ impl<B: RequestBody> Host<B> {
     ) {
         let busy = Rc::new(RefCell::new(Some((Idle::new(sender), permit))));
         self.busy.borrow_mut().push(Rc::clone(&busy));
-        let host = Rc::clone(self);
+        let host = Rc::downgrade(self);
         drop(spawn_background(async move {
             let ended = poll_fn(|context| match &mut *busy.borrow_mut() {
                 Some((idle, _)) => idle.sender.poll_ready(context),
@@ -202,8 +215,15 @@ impl<B: RequestBody> Host<B> {
             if result.is_err() {
                 drop(busy.take());
             }
-            host.take_back();
+            if let Some(host) = host.upgrade() {
+                host.take_back();
+            }
         }));
+    }
+
+    /// Whether responses are being read.
+    pub(super) fn is_busy(&self) -> bool {
+        !self.busy.borrow().is_empty()
     }
 
     /// Moves the connections whose responses have been read to the idle ones.
@@ -214,6 +234,12 @@ impl<B: RequestBody> Host<B> {
             let Some((idle, _)) = &*place else {
                 return false;
             };
+            if idle.sender.is_closed() {
+                let failed = place.take();
+                drop(place);
+                drop(failed);
+                return false;
+            }
             let is_ready = idle.sender.is_ready();
             if is_ready {
                 returned.extend(place.take());

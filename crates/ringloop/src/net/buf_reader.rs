@@ -7,6 +7,7 @@ use std::io;
 use super::buffer::{ReadBuffer, spare};
 use super::halves::OwnedReadHalf;
 use super::stream::{HasCore, Stream};
+use crate::budget;
 use crate::sealed::{INTERNAL, Internal};
 
 /// The room for one read, by default.
@@ -174,6 +175,8 @@ impl<R: ReadStream> BufReader<R> {
     pub async fn fill_buf(&mut self) -> io::Result<&[u8]> {
         if self.buffer().is_empty() {
             self.read_more().await?;
+        } else {
+            budget::consume().await;
         }
         Ok(self.buffer())
     }
@@ -195,6 +198,8 @@ impl<R: ReadStream> BufReader<R> {
             if let Err(error) = self.read_more().await {
                 return (Err(error), buffer);
             }
+        } else {
+            budget::consume().await;
         }
         let count = spare(&mut buffer).len().min(self.buffer().len());
         buffer.put_slice(&self.buffer()[..count]);
@@ -274,6 +279,7 @@ impl<R: ReadStream> BufReader<R> {
     /// Reads until the buffer has a delimiter. Returns the length up to it and with it; at the end of the stream, that of
     /// all that is left.
     async fn find(&mut self, delimiter: u8) -> io::Result<usize> {
+        budget::consume().await;
         let mut searched = 0;
         loop {
             let found = memchr::memchr(delimiter, &self.buffer()[searched..]);

@@ -14,7 +14,7 @@ use super::orphans;
 use super::pipes::{ChildStderr, ChildStdin, ChildStdout};
 use crate::signal::SignalKind;
 use crate::source::{Seat, Source, reclaiming};
-use crate::sys::children::{pidfd_open, pidfd_send_signal, reap};
+use crate::sys::children::{check_child, pidfd_open, pidfd_send_signal, reap};
 
 /// A child process; from [`Command::spawn`](super::Command::spawn).
 ///
@@ -48,6 +48,8 @@ pub struct Child {
     /// Its pidfd. `None` only during drop.
     pidfd: Option<Source<OwnedFd>>,
     status: Option<ExitStatus>,
+    /// Whether somebody else has taken the status, so that the number may be another process's.
+    is_taken: bool,
     kill_on_drop: bool,
     /// The process that has started it. After fork(2), a copy of this is not to end it.
     parent: u32,
@@ -77,7 +79,22 @@ impl Child {
         let child = started.0.as_mut().expect("it was just put there");
         let id = child.id();
         drop(reserved);
-        let pidfd = Source::new(reclaiming(|| pidfd_open(id))?, Interest::READ)?;
+        let opened = reclaiming(|| pidfd_open(id)).and_then(|pidfd| {
+            // Where somebody else waits for all children, the number may be another process's by now.
+            check_child(pidfd.as_fd())?;
+            Ok(pidfd)
+        });
+        if let Err(error) = &opened
+            && matches!(error.raw_os_error(), Some(libc::ESRCH | libc::ECHILD))
+        {
+            // There is nobody to be ended.
+            started.0 = None;
+        }
+        let pidfd = Source::new(opened?, Interest::READ)?;
+        let child = started
+            .0
+            .as_mut()
+            .expect("it is there unless that has failed");
         let (stdin, stdout, stderr) = (
             child.stdin.take().map(ChildStdin::from_std).transpose()?,
             child.stdout.take().map(ChildStdout::from_std).transpose()?,
@@ -91,9 +108,17 @@ impl Child {
             id,
             pidfd: Some(pidfd),
             status: None,
+            is_taken: false,
             kill_on_drop,
             parent: std::process::id(),
         })
+    }
+
+    /// Passes a result on, and notes if the child is none any more.
+    fn noting_loss<T>(&mut self, result: io::Result<T>) -> io::Result<T> {
+        let is_no_child = |error: &io::Error| error.raw_os_error() == Some(libc::ECHILD);
+        self.is_taken |= result.as_ref().is_err_and(is_no_child);
+        result
     }
 
     fn pidfd(&self) -> &Source<OwnedFd> {
@@ -102,7 +127,7 @@ impl Child {
 
     /// The process ID. `None` when its status was taken, because the number may then be another process's.
     pub fn id(&self) -> Option<u32> {
-        self.status.is_none().then_some(self.id)
+        (self.status.is_none() && !self.is_taken).then_some(self.id)
     }
 
     /// Waits until the process has ended, and returns its status; the same one each time. First closes `stdin`, if it is
@@ -129,8 +154,9 @@ impl Child {
                 Ok((status, false))
             })
         })
-        .await?;
+        .await;
         drop(waiting);
+        let status = self.noting_loss(status)?;
         self.status = Some(status);
         Ok(status)
     }
@@ -141,7 +167,8 @@ impl Child {
     /// See [`wait`](Self::wait).
     pub fn try_wait(&mut self) -> io::Result<Option<ExitStatus>> {
         if self.status.is_none() {
-            self.status = reap(self.pidfd().get().as_fd())?;
+            let result = reap(self.pidfd().get().as_fd());
+            self.status = self.noting_loss(result)?;
         }
         Ok(self.status)
     }
@@ -229,12 +256,16 @@ impl Drop for Child {
         if self.status.is_some() || self.parent != std::process::id() {
             return;
         }
+        // First, because the descriptor may be of another process if somebody else has taken the child's status.
+        if !matches!(reap(pidfd.get().as_fd()), Ok(None)) {
+            return;
+        }
         if self.kill_on_drop {
             let kill = libc::SIGKILL;
             drop(pidfd_send_signal(pidfd.get().as_fd(), kill));
-        }
-        if !matches!(reap(pidfd.get().as_fd()), Ok(None)) {
-            return;
+            if !matches!(reap(pidfd.get().as_fd()), Ok(None)) {
+                return;
+            }
         }
         // If the kernel cannot be told now, the pidfd is gone. The number is still the child's: nobody has waited for it.
         let pidfd = pidfd.into_inner().or_else(|_| pidfd_open(self.id));

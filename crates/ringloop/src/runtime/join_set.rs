@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::future::{Future, poll_fn};
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker, ready};
 
@@ -151,7 +150,7 @@ impl<T> JoinSet<T> {
             place,
             ended: Arc::clone(&self.ended),
         }));
-        match Pin::new(&mut task).poll(&mut Context::from_waker(&waker)) {
+        match task.poll_uncounted(&mut Context::from_waker(&waker)) {
             Poll::Pending => {
                 entry.insert(Member::Running(task));
             }
@@ -200,7 +199,8 @@ impl<T> JoinSet<T> {
         }
     }
 
-    /// Returns the result of a task that has already ended, and removes it from the set.
+    /// Returns the result of a task that has already ended, and removes it from the set. It is no operation that counts, so a
+    /// loop over it does not let other tasks run.
     ///
     /// # Errors
     /// See [`join_next`](Self::join_next).
@@ -211,7 +211,7 @@ impl<T> JoinSet<T> {
                 Some(Member::Over(result)) => return Some(result),
                 Some(Member::Running(mut task)) => {
                     let mut context = Context::from_waker(Waker::noop());
-                    match Pin::new(&mut task).poll(&mut context) {
+                    match task.poll_uncounted(&mut context) {
                         Poll::Ready(result) => return Some(result),
                         Poll::Pending => unreachable!("a task wakes once, when it has ended"),
                     }

@@ -9,10 +9,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use ringloop_driver::Interest;
 
+use crate::budget;
 use crate::fs::File;
 use crate::net::ReadBuffer;
 use crate::net::buffer::spare;
-use crate::source::{Seat, Source};
+use crate::source::{Seat, Source, reclaiming};
 use crate::sys::transfer::read_now;
 
 /// The number of bytes that are read at a time for lines, and from files.
@@ -39,7 +40,10 @@ impl Stdin {
     pub(super) fn new(descriptor: OwnedFd) -> io::Result<Self> {
         let file = std::fs::File::from(descriptor);
         // The watch is on the file, so its number need not be kept.
-        let input = match Source::new(file.as_fd().try_clone_to_owned()?, Interest::READ) {
+        let input = match Source::new(
+            reclaiming(|| file.as_fd().try_clone_to_owned())?,
+            Interest::READ,
+        ) {
             Ok(source) => Input::Watched(source),
             Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
                 Input::File(File::from(file))
@@ -63,6 +67,7 @@ impl Stdin {
             return (Ok(0), buffer);
         }
         if !self.ahead.is_empty() {
+            budget::consume().await;
             let room = spare(&mut buffer).len();
             let count = self.ahead.len().min(room);
             buffer.put_slice(&self.ahead[..count]);
@@ -97,6 +102,7 @@ impl Stdin {
     /// # Errors
     /// Returns `InvalidData` for a line that is not UTF-8, which is then skipped, and the errors of read(2).
     pub async fn next_line(&mut self) -> io::Result<Option<String>> {
+        budget::consume().await;
         let mut searched = 0;
         loop {
             let rest = &self.ahead[searched..];

@@ -10,7 +10,7 @@ use bytes::Buf;
 use ringloop_driver::Interest;
 
 use crate::blocking;
-use crate::source::{Seat, Source};
+use crate::source::{Seat, Source, reclaiming};
 use crate::sys::transfer::{write, write_now};
 
 /// The number of bytes that are given to a thread at a time.
@@ -26,7 +26,7 @@ enum Output {
 
 impl Output {
     fn new(descriptor: OwnedFd) -> io::Result<Self> {
-        match Source::new(descriptor.try_clone()?, Interest::WRITE) {
+        match Source::new(reclaiming(|| descriptor.try_clone())?, Interest::WRITE) {
             Ok(source) => {
                 source.assume_writable();
                 Ok(Output::Watched(source))

@@ -88,3 +88,21 @@ pub(crate) fn poll_readable<'d>(
     }
     Ok(())
 }
+
+/// Fails if a pidfd is not of a child that can be waited for, see `waitid(2)`: with `ECHILD` if somebody else has waited.
+pub(crate) fn check_child(pidfd: BorrowedFd<'_>) -> io::Result<()> {
+    let mut information = MaybeUninit::<libc::siginfo_t>::zeroed();
+    // SAFETY: `information` is valid for writes, and outlives the call.
+    let result = unsafe {
+        libc::waitid(
+            libc::P_PIDFD,
+            pidfd.as_raw_fd() as libc::id_t,
+            information.as_mut_ptr(),
+            libc::WEXITED | libc::WNOHANG | libc::WNOWAIT,
+        )
+    };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}

@@ -149,8 +149,11 @@ impl Tasks {
         // Queued tasks are among them, or have ended.
         drop(self.queue.take());
         for task in &tasks {
+            // What its destructors spawn is as the task is.
+            self.role.set(task.role());
             super::end(task);
         }
+        self.role.set(Role::Plain);
         !tasks.is_empty()
     }
 }

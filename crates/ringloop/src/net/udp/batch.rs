@@ -29,14 +29,17 @@ impl UdpBatch {
     /// Allocates room for a number of datagrams, from 1 to [`DATAGRAMS_MAX`](Self::DATAGRAMS_MAX), of this many bytes each.
     ///
     /// # Panics
-    /// Panics if one of them is 0, or if there are too many datagrams.
+    /// Panics if one of them is 0, if there are too many datagrams, or if the bytes are more than memory can have.
     pub fn new(datagrams: usize, bytes_each: usize) -> Self {
         assert!(
             (1..=BATCH_MAX).contains(&datagrams) && bytes_each > 0,
             "a batch has from 1 to {BATCH_MAX} datagrams, of at least a byte each",
         );
+        let bytes = datagrams
+            .checked_mul(bytes_each)
+            .expect("a batch fits into memory");
         Self {
-            bytes: vec![0; datagrams * bytes_each].into_boxed_slice(),
+            bytes: vec![0; bytes].into_boxed_slice(),
             each: bytes_each,
             envelopes: (0..datagrams).map(|_| Envelope::new()).collect(),
             filled: 0,
@@ -72,11 +75,14 @@ impl UdpBatch {
             self.each,
             &mut self.envelopes,
         )?;
-        for envelope in &self.envelopes[..received] {
-            UdpReceived::new(envelope, self.each)?;
+        let is_usable = |envelope: &Envelope| UdpReceived::new(envelope, self.each).is_ok();
+        let mut envelopes = self.envelopes[..received].iter();
+        // Nothing is lost because of one that has no address.
+        self.filled = envelopes.position(|it| !is_usable(it)).unwrap_or(received);
+        if self.filled == 0 && received > 0 {
+            UdpReceived::new(&self.envelopes[0], self.each)?;
         }
-        self.filled = received;
-        Ok(received)
+        Ok(self.filled)
     }
 }
 
@@ -131,8 +137,8 @@ impl UdpSocket {
         self.datagrams.call(|socket| batch.receive(socket))
     }
 
-    /// Sends as many of these datagrams as there is room for, with one system call, and returns how many: at least one, at
-    /// most [`UdpBatch::DATAGRAMS_MAX`]. Waits if there is room for none. A dropped future has sent nothing.
+    /// Sends as many of these datagrams as there is room for, with one system call, and returns how many: at least one, if
+    /// there are any, and at most [`UdpBatch::DATAGRAMS_MAX`]. Waits if there is room for none. A dropped future has sent nothing.
     ///
     /// # Errors
     /// Returns the errors of [`send_message`](Self::send_message) for the first datagram. If a later one cannot be sent,
