@@ -57,6 +57,7 @@
 //! | `tokio` | tokio's `AsyncRead` and `AsyncWrite` for connections, their halves and the pipes of children, without tokio's runtime |
 //! | `tokio-rt` | the module `tokio`: libraries that need tokio's runtime, beside a worker |
 //! | `futures-io` | the same for the traits of `futures-io` |
+//! | `opentelemetry` | `metrics::observe`: instruments for the metrics of workers |
 //! | `test-util` | a runtime on a kernel that plays a script, for tests: `Runtime::with_reactor` |
 //! | `tracing` | spans per task and per connection of a server, and events, for the crate `tracing` |
 //!

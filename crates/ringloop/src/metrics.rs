@@ -6,6 +6,8 @@
 //! A runtime counts in plain cells, and publishes a copy once per turn with relaxed stores. Other threads only read the
 //! copy. So counting is cheap (12 ns per turn), and reading does not disturb the workers.
 
+#[cfg(feature = "opentelemetry")]
+mod opentelemetry;
 mod prometheus;
 
 use std::cell::Cell;
@@ -14,6 +16,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use ringloop_reactor::{ReactorCounters, clock};
 
+#[cfg(feature = "opentelemetry")]
+pub use opentelemetry::observe;
 pub use prometheus::prometheus;
 
 /// Counts of what a runtime has done since it was created. Times are in nanoseconds.

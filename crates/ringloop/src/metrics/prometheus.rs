@@ -6,7 +6,7 @@ use super::Metrics;
 
 /// How a value changes: a counter only grows, a gauge goes up and down.
 #[derive(Clone, Copy)]
-enum Kind {
+pub(super) enum Kind {
     Counter,
     Gauge,
 }
@@ -23,14 +23,15 @@ impl Kind {
 }
 
 /// One metric: its name, what it is, and its value in nanoseconds or as a count.
-struct Family {
-    name: &'static str,
-    kind: Kind,
-    help: &'static str,
-    value: Value,
+pub(super) struct Family {
+    pub(super) name: &'static str,
+    pub(super) kind: Kind,
+    pub(super) help: &'static str,
+    pub(super) value: Value,
 }
 
-enum Value {
+#[derive(Clone, Copy)]
+pub(super) enum Value {
     Count(fn(&Metrics) -> u64),
     Nanoseconds(fn(&Metrics) -> u64),
 }
@@ -48,7 +49,7 @@ const fn family(name: &'static str, kind: Kind, help: &'static str, value: Value
 
 /// In the order of [`Metrics`]. The names of counters end with `_total`, and times are in seconds.
 #[rustfmt::skip]
-const FAMILIES: &[Family] = &[
+pub(super) const FAMILIES: &[Family] = &[
     family("turns_total", Counter, "How often the worker has looked at the kernel.", Count(|m| m.turns)),
     family("tasks_run_total", Counter, "How often a task was polled.", Count(|m| m.tasks_run)),
     family("tasks", Gauge, "Tasks that are alive.", Count(|m| m.tasks_live)),
