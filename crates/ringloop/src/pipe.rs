@@ -143,7 +143,7 @@ impl Writer {
         self.source
             .poll_write(context, &Seat::alone(), |descriptor| {
                 // Whether there is more room, the next write tells.
-                Ok((transfer::write(descriptor.as_fd(), bytes)?, true))
+                Ok((transfer::write_to_pipe(descriptor.as_fd(), bytes)?, true))
             })
     }
 }

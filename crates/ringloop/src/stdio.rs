@@ -25,6 +25,9 @@
 //! - Files and devices without readiness, such as `/dev/null`, are read and written as [`fs::File`](crate::fs::File) is,
 //!   or in a thread.
 //!
+//! A program that has restored SIGPIPE's default action ends when it writes to a pipe that nobody reads, as it does with
+//! the standard library.
+//!
 //! Nothing is buffered on the way out. Do not mix this with [`std::io::stdin`], which reads ahead.
 
 mod input;

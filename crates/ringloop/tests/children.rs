@@ -421,6 +421,26 @@ fn a_forked_child_neither_ends_nor_reaps_its_parents_children() {
     }
 }
 
+/// A program may have given SIGPIPE its default action again.
+#[test]
+fn a_child_that_reads_nothing_does_not_end_the_process() {
+    let _alone = alone();
+    for backend in backends() {
+        in_child(|| {
+            // SAFETY: the default action is no function of ours.
+            unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+            let mut runtime = Runtime::new(&common::config(backend)).unwrap();
+            runtime.block_on(async {
+                let mut child = Command::new("true").stdin(Stdio::piped()).spawn().unwrap();
+                let mut input = child.stdin.take().unwrap();
+                child.wait().await.unwrap();
+                let error = input.write_all(&b"unread"[..]).await.0.unwrap_err();
+                error.kind() == ErrorKind::BrokenPipe
+            })
+        });
+    }
+}
+
 #[test]
 fn a_child_of_a_bound_worker_is_not_bound() {
     let _alone = alone();

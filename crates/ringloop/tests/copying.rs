@@ -347,6 +347,40 @@ fn a_peer_that_is_gone_does_not_end_the_process() {
     }
 }
 
+/// A call may have sent some of the bytes when the peer goes: it succeeds, and has raised the signal all the same.
+#[test]
+fn a_peer_that_goes_in_the_middle_of_a_file_does_not_end_the_process() {
+    let named = Named::new("sigpipe-middle", &pattern(LARGE));
+    for backend in common::backends() {
+        in_child(|| {
+            // SAFETY: the default action is no function of ours.
+            unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+            let mut runtime = Runtime::new(&config(backend)).unwrap();
+            runtime.block_on(async {
+                let mut failed = 0;
+                for round in 0..200 {
+                    let file = named.open().await;
+                    let (mut near, far) = UnixStream::pair().unwrap();
+                    let mut far = std::os::unix::net::UnixStream::from(OwnedFd::from(
+                        far.into_std().unwrap(),
+                    ));
+                    far.set_nonblocking(false).unwrap();
+                    let leaving = std::thread::spawn(move || {
+                        let mut room = vec![0; 64 << 10];
+                        for _ in 0..round % 40 {
+                            drop(far.read(&mut room));
+                        }
+                    });
+                    failed +=
+                        u32::from(io::send_file(&file, 0, u64::MAX, &mut near).await.is_err());
+                    leaving.join().unwrap();
+                }
+                failed > 0
+            })
+        });
+    }
+}
+
 /// The future is dropped again and again, and the file's position says what was sent.
 #[test]
 fn a_copy_that_is_dropped_is_continued() {

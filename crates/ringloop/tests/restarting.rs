@@ -38,6 +38,7 @@ fn main() {
     match arguments[..] {
         ["serve", backend, address, path] => serve(backend, address, Some(path)),
         ["inherit", backend] => inherit(backend),
+        ["inherit_in_two_attempts"] => inherit_in_two_attempts(),
         _ => check_all(),
     }
 }
@@ -47,7 +48,7 @@ type Case = fn(&str);
 fn check_all() {
     for backend in backends() {
         let backend = &backend.to_string();
-        let cases: [(&str, Case); 4] = [
+        let cases: [(&str, Case); 5] = [
             (
                 "no_connection_is_lost_in_a_restart",
                 no_connection_is_lost_in_a_restart,
@@ -60,6 +61,10 @@ fn check_all() {
             (
                 "sockets_of_a_service_manager_are_used",
                 sockets_of_a_service_manager_are_used,
+            ),
+            (
+                "a_socket_that_is_missing_leaves_the_others",
+                a_socket_that_is_missing_leaves_the_others,
             ),
         ];
         for (name, case) in cases {
@@ -97,6 +102,18 @@ fn inherit(backend: &str) {
     // Until the parent closes its end.
     io::stdin().read_to_end(&mut Vec::new()).unwrap();
     running.shutdown(LONG);
+}
+
+fn inherit_in_two_attempts() {
+    let error = inherited_listeners().unwrap_err();
+    assert!(error.to_string().contains("descriptor 4"), "{error}");
+    // SAFETY: F_GETFD accesses no memory and changes nothing.
+    let flags = unsafe { libc::fcntl(3, libc::F_GETFD) };
+    assert_eq!(flags & libc::FD_CLOEXEC, 0, "it was changed");
+    // SAFETY: accesses no memory. Nobody has a descriptor with this number, as was said above.
+    assert_eq!(unsafe { libc::dup2(3, 4) }, 4);
+    assert_eq!(inherited_listeners().unwrap().len(), 2);
+    assert!(inherited_listeners().unwrap().is_empty());
 }
 
 /// A process that ends with this.
@@ -322,6 +339,19 @@ fn sockets_of_a_service_manager_are_used(backend: &str) {
     }
     drop(child.stdin.take());
     assert!(child.wait().unwrap().success());
+}
+
+fn a_socket_that_is_missing_leaves_the_others(_: &str) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let script =
+        r#"LISTEN_FDS=2 LISTEN_PID=$$ exec "$0" inherit_in_two_attempts 3<&0 4<&- 0</dev/null"#;
+    let status = Command::new("sh")
+        .args(["-c", script])
+        .arg(env::current_exe().unwrap())
+        .stdin(OwnedFd::from(listener))
+        .status()
+        .unwrap();
+    assert!(status.success(), "{status}");
 }
 
 /// Starts a process that has one more descriptor, with the number 5.

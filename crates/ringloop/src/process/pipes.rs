@@ -64,8 +64,7 @@ macro_rules! pipe {
 /// The writing end of a child's standard input; from [`Child::stdin`](super::Child::stdin). Dropping it lets the child read
 /// the end.
 ///
-/// Writing fails with `BrokenPipe` if the child has closed its end. The program must not have restored SIGPIPE's default
-/// action, which Rust's runtime replaces.
+/// Writing fails with `BrokenPipe` if the child has closed its end, whatever action the program has set for SIGPIPE.
 ///
 /// ```
 /// use ringloop::process::{Command, Stdio};

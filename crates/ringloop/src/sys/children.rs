@@ -82,11 +82,16 @@ pub(crate) fn poll_readable<'d>(
             revents: 0,
         })
         .collect();
-    // SAFETY: `polled` is valid for reads and writes of its length, and outlives the call.
-    if unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, -1) } < 0 {
-        return Err(io::Error::last_os_error());
+    loop {
+        // SAFETY: `polled` is valid for reads and writes of its length, and outlives the call.
+        if unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, -1) } >= 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
     }
-    Ok(())
 }
 
 /// Fails if a pidfd is not of a child that can be waited for, see `waitid(2)`: with `ECHILD` if somebody else has waited.

@@ -69,7 +69,7 @@ pub(crate) fn send_file(
     count: usize,
 ) -> io::Result<usize> {
     let mut offset = offset.cast_signed();
-    without_sigpipe(|| {
+    without_sigpipe(count, || {
         // SAFETY: `offset` is valid for reads and writes, and outlives the call.
         let sent =
             unsafe { libc::sendfile(socket.as_raw_fd(), file.as_raw_fd(), &raw mut offset, count) };
@@ -80,7 +80,7 @@ pub(crate) fn send_file(
 /// Moves bytes from a pipe or to a pipe, see `splice(2)`. Does not wait for the pipe, nor for a socket that is
 /// non-blocking.
 pub(crate) fn splice(from: BorrowedFd<'_>, to: BorrowedFd<'_>, count: usize) -> io::Result<usize> {
-    without_sigpipe(|| {
+    without_sigpipe(count, || {
         // SAFETY: no offsets are given, so that no memory is accessed.
         let moved = unsafe {
             libc::splice(
@@ -119,8 +119,11 @@ pub(crate) fn is_readable_now(descriptor: BorrowedFd<'_>) -> io::Result<bool> {
     is_ready_now(descriptor, libc::POLLIN)
 }
 
-/// Makes a call without SIGPIPE for the process if it fails with `EPIPE`.
-fn without_sigpipe<T>(call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+/// Makes a call that moves up to `count` bytes, without SIGPIPE for the process.
+pub(super) fn without_sigpipe(
+    count: usize,
+    call: impl FnOnce() -> io::Result<usize>,
+) -> io::Result<usize> {
     // SAFETY: a sigaction and a sigset_t consist of numbers and an optional function, for which all zeroes are valid.
     let (mut action, mut only, mut before, mut pending): (
         libc::sigaction,
@@ -142,11 +145,12 @@ fn without_sigpipe<T>(call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         libc::sigismember(&raw const pending, libc::SIGPIPE) == 1
     };
     let result = call();
-    let is_broken = |error: &io::Error| error.kind() == io::ErrorKind::BrokenPipe;
-    if !was_pending && result.as_ref().is_err_and(is_broken) {
+    // A call that has moved some of the bytes succeeds, although the signal was sent for the others.
+    let is_whole = result.as_ref().is_ok_and(|moved| *moved >= count);
+    if !was_pending && !is_whole {
         // SAFETY: all zeroes are a valid timespec: no time.
         let at_once: libc::timespec = unsafe { mem::zeroed() };
-        // SAFETY: takes the signal that the call has sent to this thread; no information about it is asked for.
+        // SAFETY: takes the signal if the call has sent it to this thread; no information about it is asked for.
         while unsafe { libc::sigtimedwait(&raw const only, ptr::null_mut(), &raw const at_once) }
             < 0
             && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted

@@ -1,6 +1,7 @@
 //! Descriptors that come from other processes, or go to them.
 
 use std::env;
+use std::ffi::OsStr;
 use std::io;
 use std::mem;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -20,7 +21,8 @@ pub(crate) fn user() -> u32 {
     unsafe { libc::geteuid() }
 }
 
-/// Takes the descriptors that were passed to this process by `LISTEN_FDS` and `LISTEN_PID`; none from the second call on.
+/// Takes the descriptors that were passed to this process by `LISTEN_FDS` and `LISTEN_PID`; none once they are taken.
+/// After an error, they are not.
 pub(crate) fn inherited_descriptors() -> io::Result<Vec<OwnedFd>> {
     static ARE_TAKEN: AtomicBool = AtomicBool::new(false);
     let is_ours = env::var("LISTEN_PID").is_ok_and(|id| id.parse() == Ok(process::id()));
@@ -30,6 +32,15 @@ pub(crate) fn inherited_descriptors() -> io::Result<Vec<OwnedFd>> {
     if ARE_TAKEN.swap(true, Ordering::AcqRel) {
         return Ok(Vec::new());
     }
+    let taken = take_inherited(&count);
+    if taken.is_err() {
+        ARE_TAKEN.store(false, Ordering::Release);
+    }
+    taken
+}
+
+/// Checks all of the descriptors before any of them is changed.
+fn take_inherited(count: &OsStr) -> io::Result<Vec<OwnedFd>> {
     let count = count.to_str().and_then(|count| count.parse::<u16>().ok());
     let count = count.map(RawFd::from);
     let Some(end) = count.and_then(|count| FIRST_INHERITED.checked_add(count)) else {
@@ -39,13 +50,17 @@ pub(crate) fn inherited_descriptors() -> io::Result<Vec<OwnedFd>> {
         ));
     };
     for descriptor in FIRST_INHERITED..end {
-        // SAFETY: it accesses no memory, and changes only a flag of what LISTEN_FDS says is for this process.
-        if unsafe { libc::fcntl(descriptor, libc::F_SETFD, libc::FD_CLOEXEC) } < 0 {
+        // SAFETY: it accesses no memory, and changes nothing.
+        if unsafe { libc::fcntl(descriptor, libc::F_GETFD) } < 0 {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
                 format!("descriptor {descriptor} of LISTEN_FDS is not open"),
             ));
         }
+    }
+    for descriptor in FIRST_INHERITED..end {
+        // SAFETY: it accesses no memory, and changes only a flag of what LISTEN_FDS says is for this process.
+        unsafe { libc::fcntl(descriptor, libc::F_SETFD, libc::FD_CLOEXEC) };
     }
     // SAFETY: they are open, and whoever has started this process for it has passed them to it. The flag lets nobody else
     // take them from here.

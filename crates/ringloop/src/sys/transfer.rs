@@ -4,6 +4,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
+use super::copying::without_sigpipe;
 use super::is_ready_now;
 
 /// The number of bytes that fit into a blocking pipe that is ready (pipe(7), `PIPE_BUF`).
@@ -29,6 +30,11 @@ pub(crate) fn write(to: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<usize> {
     let count =
         unsafe { libc::syscall(libc::SYS_write, to.as_raw_fd(), bytes.as_ptr(), bytes.len()) };
     usize::try_from(count).map_err(|_| io::Error::last_os_error())
+}
+
+/// Writes to a pipe as [`write`] does, without SIGPIPE for the process if nobody reads it.
+pub(crate) fn write_to_pipe(to: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<usize> {
+    without_sigpipe(bytes.len(), || write(to, bytes))
 }
 
 /// Reads what is there, without waiting and without `O_NONBLOCK`, which belongs to the open file and so to everybody who
