@@ -72,6 +72,11 @@ impl Alarm {
 impl Wake for Alarm {
     fn wake(self: Arc<Self>) {
         let mut state = self.lock();
+        // This may be the end of a timer that another one has replaced meanwhile.
+        let is_over = |(_, deadline)| Instant::now() >= deadline;
+        if !state.armed.is_none_or(is_over) {
+            return;
+        }
         state.armed = None;
         let waker = state.waker.take();
         drop(state);
