@@ -146,3 +146,34 @@ impl fmt::Debug for Timer {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use ringloop_reactor::timers::Timers;
+
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_timer_that_was_replaced_is_ignored() {
+        let later = Instant::now() + Duration::from_secs(1000);
+        let key = Timers::new().insert(later.as_clock_ns(), ());
+        let alarm = |armed| {
+            Arc::new(Alarm(Mutex::new(State {
+                deadline: later,
+                waker: Some(Waker::noop().clone()),
+                armed: Some((key, armed)),
+            })))
+        };
+        let replaced = alarm(later);
+        Arc::clone(&replaced).wake();
+        let state = replaced.lock();
+        assert_eq!(state.armed, Some((key, later)));
+        assert!(state.waker.is_some());
+        let over = alarm(Instant::now());
+        Arc::clone(&over).wake();
+        assert!(over.lock().armed.is_none());
+        assert!(over.lock().waker.is_none());
+    }
+}
