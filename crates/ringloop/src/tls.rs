@@ -109,15 +109,18 @@ impl TlsAcceptor {
     /// Sets whether the kernel encrypts and decrypts after the handshake (kernel TLS), where it can. The default is
     /// false.
     ///
-    /// Then data goes from the program's buffers to the kernel and back as it does without TLS, and sendfile(2) works.
-    /// This needs TCP, a kernel with `CONFIG_TLS`, and AES-GCM or ChaCha20-Poly1305; otherwise rustls goes on.
-    /// [`TlsStream::kernel`] and [`kernel_support`](Self::kernel_support) say which, and why. Some things differ:
+    /// Then data goes from the program's buffers to the kernel and back as it does without TLS. This needs TCP, a kernel
+    /// with `CONFIG_TLS`, AES-GCM or ChaCha20-Poly1305, and a cryptography provider that can give its keys away; otherwise
+    /// rustls goes on. [`TlsStream::kernel`] and [`kernel_support`](Self::kernel_support) say which, and why. Some things
+    /// differ:
     /// - Your program is trusted with the keys: rustls gives them away, once, as `enable_secret_extraction` allows. This
     ///   method sets that in the acceptor's copy of the configuration.
-    /// - Before Linux 6.14, a connection fails if its peer renews its keys (`KeyUpdate`, TLS 1.3), or if it has sent as
-    ///   many records as one key may (2^24 for AES-GCM: up to 256 GB). The error says so.
-    /// - If a stream is dropped without [`shutdown`](TlsStream::shutdown) while its peer does not read, the last records
-    ///   that were written may be lost.
+    /// - Before Linux 6.14, a connection fails if its peer renews its keys (`KeyUpdate`, TLS 1.3). With TLS 1.2, and before
+    ///   Linux 6.14, it can send only as many records as one key may make (2^24 for AES-GCM: up to 256 GB). Then writing
+    ///   fails, the peer is sent close_notify, and reading goes on. The errors say so.
+    /// - The kernel accepts data for which the socket's send buffer has no room, and loses it if the stream is dropped
+    ///   then. So end with [`shutdown`](TlsStream::shutdown), or with [`flush`](TlsStream::flush), which wait for room.
+    ///   [`write_all`](TlsStream::write_all) alone does not.
     ///
     /// ```
     /// use ringloop::tls::TlsAcceptor;

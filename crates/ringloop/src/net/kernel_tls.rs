@@ -12,14 +12,10 @@ use socket2::{MaybeUninitSlice, MsgHdr, MsgHdrMut, Socket};
 
 use super::buffer::{ReadBuffer, spare};
 use super::stream::Core;
-use crate::source::Seat;
 use crate::sys;
 use crate::sys::kernel_tls::LEVEL;
+use crate::sys::messages::Control;
 
-/// The size of a control message with one byte: `struct cmsghdr`, the byte, and padding.
-const CONTROL_BYTES: usize = 24;
-/// `CMSG_LEN(1)`.
-const CONTROL_LENGTH: usize = 17;
 /// `TLS_SET_RECORD_TYPE` of `linux/tls.h`.
 const SET_RECORD_TYPE: i32 = 1;
 /// `TLS_GET_RECORD_TYPE`.
@@ -80,18 +76,7 @@ impl Core {
         })
     }
 
-    /// Sends a record that is no data. If there is no room, the future is woken when there is some.
-    pub(crate) fn poll_send_record(
-        &self,
-        context: &mut Context<'_>,
-        seat: &Seat,
-        kind: u8,
-        bytes: &[u8],
-    ) -> Poll<io::Result<()>> {
-        self.poll_call_to_write(context, seat, |socket| send_record(socket, kind, bytes))
-    }
-
-    /// The same without waiting: fails with `WouldBlock` if there is no room.
+    /// Sends a record that is no data, without waiting: fails with `WouldBlock` if there is no room.
     pub(crate) fn try_send_record(&self, kind: u8, bytes: &[u8]) -> io::Result<()> {
         send_record(self.socket(), kind, bytes)
     }
@@ -110,37 +95,37 @@ fn or_record(socket: &Socket, received: io::Result<usize>) -> io::Result<Receive
 
 fn receive_record(socket: &Socket) -> io::Result<(u8, Vec<u8>)> {
     let mut bytes = Vec::with_capacity(RECORD_PART_BYTES);
-    let mut control = [MaybeUninit::new(0); CONTROL_BYTES];
+    let mut control = Control::new();
     let mut parts = [MaybeUninitSlice::new(bytes.spare_capacity_mut())];
     let mut message = MsgHdrMut::new()
         .with_buffers(&mut parts)
-        .with_control(&mut control);
+        .with_control(control.bytes_mut());
     let count = socket.recvmsg(&mut message, 0)?;
+    let filled = message.control_len();
     // SAFETY: recvmsg(2) has filled that many bytes.
     unsafe { bytes.set_len(count) };
-    // SAFETY: all bytes were initialised above.
-    let control = control.map(|byte| unsafe { byte.assume_init() });
-    Ok((kind_of(&control)?, bytes))
+    Ok((kind_of(&control, filled)?, bytes))
 }
 
-/// The content type in a control message.
-fn kind_of(control: &[u8; CONTROL_BYTES]) -> io::Result<u8> {
-    let has = |at: usize, number: i32| control[at..at + 4] == number.to_ne_bytes();
-    if has(8, LEVEL) && has(12, GET_RECORD_TYPE) {
-        return Ok(control[16]);
-    }
+/// The content type in the first `filled` bytes of control messages.
+fn kind_of(control: &Control, filled: usize) -> io::Result<u8> {
+    let mut found = None;
+    control.each(filled, |level, kind, value| {
+        if (level, kind) == (LEVEL, GET_RECORD_TYPE) {
+            found = value.first().copied();
+        }
+    });
     // A real EIO, or a socket without kernel TLS.
-    Err(io::Error::from_raw_os_error(libc::EIO))
+    found.ok_or_else(|| io::Error::from_raw_os_error(libc::EIO))
 }
 
 fn send_record(socket: &Socket, kind: u8, bytes: &[u8]) -> io::Result<()> {
-    let mut control = [0; CONTROL_BYTES];
-    control[..8].copy_from_slice(&CONTROL_LENGTH.to_ne_bytes());
-    control[8..12].copy_from_slice(&LEVEL.to_ne_bytes());
-    control[12..16].copy_from_slice(&SET_RECORD_TYPE.to_ne_bytes());
-    control[16] = kind;
+    let mut control = Control::new();
+    let filled = control.push(0, LEVEL, SET_RECORD_TYPE, &[kind]);
     let parts = [IoSlice::new(bytes)];
-    let message = MsgHdr::new().with_buffers(&parts).with_control(&control);
+    let message = MsgHdr::new()
+        .with_buffers(&parts)
+        .with_control(control.bytes(filled));
     socket.sendmsg(&message, libc::MSG_NOSIGNAL).map(drop)
 }
 
@@ -149,22 +134,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_control_message_has_the_layout_of_the_c_library() {
-        // SAFETY: these compute sizes.
-        let sizes = unsafe { (libc::CMSG_SPACE(1), libc::CMSG_LEN(1)) };
-        assert_eq!(
-            sizes,
-            (CONTROL_BYTES as u32, CONTROL_LENGTH as u32),
-            "struct cmsghdr"
-        );
-        let mut control = [0; CONTROL_BYTES];
-        assert_eq!(
-            kind_of(&control).unwrap_err().raw_os_error(),
-            Some(libc::EIO)
-        );
-        control[8..12].copy_from_slice(&LEVEL.to_ne_bytes());
-        control[12..16].copy_from_slice(&GET_RECORD_TYPE.to_ne_bytes());
-        control[16] = 21;
-        assert_eq!(kind_of(&control).unwrap(), 21);
+    fn a_content_type_is_found_in_a_control_message_of_kernel_tls_only() {
+        let mut control = Control::new();
+        let eio = Some(libc::EIO);
+        assert_eq!(kind_of(&control, 0).unwrap_err().raw_os_error(), eio);
+        let other = control.push(0, libc::SOL_SOCKET, GET_RECORD_TYPE, &[21]);
+        assert_eq!(kind_of(&control, other).unwrap_err().raw_os_error(), eio);
+        let filled = control.push(other, LEVEL, GET_RECORD_TYPE, &[21]);
+        assert_eq!(kind_of(&control, filled).unwrap(), 21);
+        // SAFETY: it computes a size.
+        assert_eq!(filled - other, unsafe { libc::CMSG_SPACE(1) } as usize);
     }
 }

@@ -239,7 +239,7 @@ impl Core {
 
     /// Writes by any call.
     #[cfg(feature = "tls")]
-    pub(super) fn poll_call_to_write<T>(
+    pub(crate) fn poll_call_to_write<T>(
         &self,
         context: &mut Context<'_>,
         seat: &Seat,

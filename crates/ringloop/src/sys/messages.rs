@@ -73,7 +73,7 @@ fn part<const LENGTH: usize>(bytes: &[u8], start: usize) -> Option<[u8; LENGTH]>
 /// Room for control messages.
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct Control {
+pub(crate) struct Control {
     align: [libc::cmsghdr; 0],
     bytes: [u8; CONTROL_BYTES],
 }
@@ -91,7 +91,7 @@ fn length_with_header(length: usize) -> usize {
 }
 
 impl Control {
-    const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Self {
             align: [],
             bytes: [0; CONTROL_BYTES],
@@ -99,7 +99,7 @@ impl Control {
     }
 
     /// Puts a message behind the first `filled` bytes, and returns how many there are now.
-    fn push(&mut self, filled: usize, level: i32, kind: i32, value: &[u8]) -> usize {
+    pub(crate) fn push(&mut self, filled: usize, level: i32, kind: i32, value: &[u8]) -> usize {
         let start = filled + length_with_header(0);
         // SAFETY: a cmsghdr consists of numbers, and perhaps a gap.
         let mut header: libc::cmsghdr = unsafe { mem::zeroed() };
@@ -113,8 +113,21 @@ impl Control {
         filled + space(value.len())
     }
 
+    /// The first `filled` bytes.
+    #[cfg(feature = "tls")]
+    pub(crate) fn bytes(&self, filled: usize) -> &[u8] {
+        &self.bytes[..filled]
+    }
+
+    /// All of the bytes, for the kernel to write into.
+    #[cfg(feature = "tls")]
+    pub(crate) fn bytes_mut(&mut self) -> &mut [MaybeUninit<u8>] {
+        // SAFETY: they stay initialised, because the kernel writes only what is.
+        unsafe { &mut *(ptr::from_mut(&mut self.bytes[..]) as *mut [MaybeUninit<u8>]) }
+    }
+
     /// Calls `see` with level, kind and value of each message in the first `filled` bytes.
-    fn each(&self, filled: usize, mut see: impl FnMut(i32, i32, &[u8])) {
+    pub(crate) fn each(&self, filled: usize, mut see: impl FnMut(i32, i32, &[u8])) {
         let mut rest = &self.bytes[..filled.min(CONTROL_BYTES)];
         while rest.len() >= size_of::<libc::cmsghdr>() {
             // SAFETY: there are as many bytes as a header has, which consists of numbers.

@@ -116,10 +116,10 @@ impl<S: Stream> TlsWriteHalf<S> {
         self.stream.write_whole(buffer).await
     }
 
-    /// Waits until the kernel has accepted everything that was written.
+    /// Waits until the kernel has accepted everything that was written, see [`TlsStream::flush`].
     pub async fn flush(&mut self) -> io::Result<()> {
         let _waiting = self.stream.writing();
-        poll_fn(|context| self.stream.poll_flush(context)).await
+        poll_fn(|context| self.stream.poll_flush_whole(context)).await
     }
 
     /// Sends close_notify, see [`TlsStream::shutdown`].

@@ -15,6 +15,7 @@ use crate::net::kernel_tls::Received;
 use crate::net::stream::{Core, HasCore};
 use crate::net::{ReadBuffer, Stream};
 use crate::source::Seat;
+use crate::sys;
 use crate::time::{Sleep, sleep};
 
 /// How long to wait before looking again whether TCP has everything: first, and at most.
@@ -106,24 +107,30 @@ impl<S: Stream> TlsStream<S> {
             };
             let mut session = self.session.borrow_mut();
             let handled = match received {
-                Ok(Received::Data(Some(result))) => return Poll::Ready(Ok(Some(result))),
+                Ok(Received::Data(Some(result))) => {
+                    session.data_is_received().map(|()| Some(result))
+                }
                 Ok(Received::Data(None)) => return Poll::Ready(Err(super::stream::cut_off())),
                 Ok(Received::Record { kind, bytes }) => {
-                    session.receive_record(core.socket().as_fd(), kind, &bytes)
+                    let received = session.receive_record(core.socket().as_fd(), kind, &bytes);
+                    received.map(|()| None)
                 }
                 Err(error) => match error.raw_os_error() {
-                    // Not what the peer has encrypted, or no record at all.
-                    Some(libc::EBADMSG | libc::EMSGSIZE | libc::EINVAL) => {
+                    Some(errno @ (libc::EBADMSG | libc::EMSGSIZE | libc::EINVAL)) => {
                         // The socket has it as its error as well, and would send nothing.
                         let _ = core.socket().take_error();
-                        Err(session.fail_to_decrypt())
+                        Err(session.fail_to_decrypt(errno))
                     }
                     _ => return Poll::Ready(Err(error)),
                 },
             };
             // An answer or an alert, if there is room.
-            let _ = self.send_now(&mut session);
-            handled?;
+            if session.next_to_send().is_some() {
+                let _ = self.send_now(&mut session);
+            }
+            if let Some(result) = handled? {
+                return Poll::Ready(Ok(Some(result)));
+            }
         }
     }
 
@@ -135,7 +142,14 @@ impl<S: Stream> TlsStream<S> {
     ) -> Poll<io::Result<usize>> {
         let core = self.stream.core();
         core.check_here()?;
-        self.session.borrow_mut().before_sending()?;
+        let mut session = self.session.borrow_mut();
+        let prepared = session.before_sending(core.socket().as_fd());
+        if prepared.is_err() {
+            // The end, or an alert, if there is room.
+            let _ = self.send_now(&mut session);
+        }
+        drop(session);
+        prepared?;
         ready!(self.poll_flush(context))?;
         let written = ready!(write(core, context));
         let written = self.session.borrow_mut().after_sending(written);
@@ -149,55 +163,51 @@ impl<S: Stream> TlsStream<S> {
         seat: &Seat,
     ) -> Poll<io::Result<()>> {
         let core = self.stream.core();
-        let mut session = self.session.borrow_mut();
-        while let Some(next) = session.next_to_send() {
-            match next {
-                Next::KeyUpdate => {
-                    let (kind, bytes) = Offloaded::key_update();
-                    ready!(core.poll_send_record(context, seat, kind, bytes))?;
-                    session.key_update_is_sent(core.socket().as_fd())?;
-                }
-                Next::Data => {
-                    let rest = session.outgoing.rest();
-                    let written = ready!(core.poll_write_in(context, seat, rest));
-                    let count = session.after_sending(written)?;
-                    session.outgoing.advance(count);
-                }
-                Next::Alert(kind, bytes) => {
-                    ready!(core.poll_send_record(context, seat, kind, &bytes))?;
-                    session.alert_is_sent(bytes.len());
-                }
-            }
+        // Wakers are the user's code, which may use the session, so it is borrowed for the calls only.
+        while self.session.borrow_mut().next_to_send().is_some() {
+            ready!(core.poll_call_to_write(context, seat, |_| {
+                self.send_next(&mut self.session.borrow_mut())
+            }))?;
         }
         Poll::Ready(Ok(()))
     }
 
     /// Sends what is queued, as far as there is room.
     pub(super) fn kernel_send_now(&self, session: &mut Session) -> io::Result<()> {
-        let core = self.stream.core();
-        while let Some(next) = session.next_to_send() {
-            let sent = match next {
-                Next::KeyUpdate => {
-                    let (kind, bytes) = Offloaded::key_update();
-                    core.try_send_record(kind, bytes)
-                        .and_then(|()| session.key_update_is_sent(core.socket().as_fd()))
-                }
-                Next::Data => match core.try_write(session.outgoing.rest()) {
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(error),
-                    sent => session
-                        .after_sending(sent)
-                        .map(|count| session.outgoing.advance(count)),
-                },
-                Next::Alert(kind, bytes) => core
-                    .try_send_record(kind, &bytes)
-                    .map(|()| session.alert_is_sent(bytes.len())),
-            };
-            match sent {
+        self.stream.core().check_here()?;
+        while session.next_to_send().is_some() {
+            match self.send_next(session) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 sent => sent?,
             }
         }
         Ok(())
+    }
+
+    /// Sends what is next. Fails with `WouldBlock` if there is no room.
+    fn send_next(&self, session: &mut Session) -> io::Result<()> {
+        let core = self.stream.core();
+        match session.next_to_send() {
+            None => Ok(()),
+            Some(Next::KeyUpdate) => {
+                let (kind, bytes) = Offloaded::key_update();
+                core.try_send_record(kind, bytes)?;
+                session.key_update_is_sent(core.socket().as_fd())
+            }
+            Some(Next::Data) => match sys::send(core.socket().as_fd(), session.outgoing.rest()) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(error),
+                sent => {
+                    let count = session.after_sending(sent)?;
+                    session.outgoing.advance(count);
+                    Ok(())
+                }
+            },
+            Some(Next::Alert(kind, bytes)) => {
+                core.try_send_record(kind, &bytes)?;
+                session.alert_is_sent(bytes.len());
+                Ok(())
+            }
+        }
     }
 
     /// Writes up to all of the bytes without waiting.
@@ -206,8 +216,10 @@ impl<S: Stream> TlsStream<S> {
         session: &mut Session,
         bytes: &[u8],
     ) -> io::Result<usize> {
-        session.before_sending()?;
-        self.kernel_send_now(session)?;
+        let prepared = session.before_sending(self.stream.core().socket().as_fd());
+        let sent = self.kernel_send_now(session);
+        prepared?;
+        sent?;
         if session.next_to_send().is_some() {
             return Err(io::ErrorKind::WouldBlock.into());
         }
@@ -220,17 +232,23 @@ impl<S: Stream> TlsStream<S> {
     /// Ready when TCP has everything that was sent, so that the socket can be shut down. The kernel keeps records for
     /// which TCP has no room, and reports neither that it does nor when it no longer does.
     pub(super) fn poll_settled(&self, context: &mut Context<'_>) -> Poll<()> {
-        let mut session = self.session.borrow_mut();
         loop {
-            if self.is_settled(&mut session) {
-                session.settling = None;
+            let mut session = self.session.borrow_mut();
+            let is_settled = self.is_settled(&mut session);
+            let waiting = session.settling.take();
+            // Wakers are the user's code, which may use the session.
+            drop(session);
+            if is_settled {
                 return Poll::Ready(());
             }
-            let settling = &mut session.settling;
-            let waiting = settling.get_or_insert_with(|| Box::new(Settling::after(LOOK_AGAIN.0)));
-            ready!(Pin::new(&mut waiting.next).poll(context));
-            let delay = (waiting.delay * 2).min(LOOK_AGAIN.1);
-            *settling = Some(Box::new(Settling::after(delay)));
+            let mut waiting = waiting.unwrap_or_else(|| Box::new(Settling::after(LOOK_AGAIN.0)));
+            let polled = Pin::new(&mut waiting.next).poll(context);
+            if polled.is_ready() {
+                let delay = (waiting.delay * 2).min(LOOK_AGAIN.1);
+                *waiting = Settling::after(delay);
+            }
+            self.session.borrow_mut().settling = Some(waiting);
+            ready!(polled);
         }
     }
 

@@ -107,10 +107,11 @@ impl<S: Stream> TlsStream<S> {
         self.write_whole(buffer).await
     }
 
-    /// Waits until the kernel has accepted everything that was written.
+    /// Waits until the kernel has accepted everything that was written, so that nothing of it is lost if the stream is
+    /// dropped. With kernel TLS, this waits for room in the socket's send buffer, too.
     pub async fn flush(&mut self) -> io::Result<()> {
         let _waiting = self.writing();
-        poll_fn(|context| self.poll_flush(context)).await
+        poll_fn(|context| self.poll_flush_whole(context)).await
     }
 
     /// Writes up to 64 KB without waiting. What the socket has no room for is sent by later calls.
@@ -507,6 +508,12 @@ impl<S: Stream> TlsStream<S> {
             session.outgoing.advance(count);
         }
         Poll::Ready(Ok(()))
+    }
+
+    /// Ready when the socket may be closed without losing anything that was written.
+    pub(super) fn poll_flush_whole(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.poll_flush(context))?;
+        self.poll_settled(context).map(Ok)
     }
 
     pub(crate) fn poll_finish(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -1,5 +1,4 @@
-//! New keys. Linux can renew the keys of a connection since 6.14; before that, the connection ends with an error that
-//! says so.
+//! New keys. Linux can renew the keys of a connection since 6.14; before that, an error says that it cannot.
 
 use std::io::{ErrorKind, Read, Write};
 use std::sync::Arc;
@@ -94,7 +93,12 @@ fn a_key_makes_no_more_records_than_it_may() {
             let (client, server) = (client_of(ordinary), Arc::new(server_of(frugal)));
             let (mut near, mut far) = shake(tcp().await, client, server, (false, true)).await;
             let fails = is_on(&far) && !can_renew_keys();
-            let receiving = ringloop::spawn(async move { read_to_end(&mut near).await });
+            let receiving = ringloop::spawn(async move {
+                let received = read_to_end(&mut near).await.unwrap();
+                near.write_all(&b"all of it"[..]).await.0.unwrap();
+                near.shutdown().await.unwrap();
+                received
+            });
             let mut sent = 0;
             let failed = loop {
                 match far.write_all(&pattern(100)[..]).await.0 {
@@ -107,11 +111,17 @@ fn a_key_makes_no_more_records_than_it_may() {
                 let failed = failed.unwrap();
                 assert!(failed.to_string().contains("Linux 6.14"), "{failed}");
                 assert!((3000..=5000).contains(&sent), "{sent}");
+                let error = far.write(&b"more"[..]).await.0.unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::BrokenPipe);
             } else {
                 assert!(failed.is_none(), "{failed:?}");
                 timeout(LONG, far.shutdown()).await.unwrap().unwrap();
-                assert_eq!(receiving.await.unwrap().unwrap().len(), 20_100);
+                sent += 100;
             }
+            // In either case the end is told, and the other direction goes on.
+            let answer = timeout(LONG, read_to_end(&mut far)).await.unwrap();
+            assert_eq!(answer.unwrap(), b"all of it");
+            assert_eq!(receiving.await.unwrap().len(), sent);
         });
     });
     drop(certificates::certificate());

@@ -6,30 +6,33 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use rustls::client::{ClientConnectionData, UnbufferedClientConnection};
+use rustls::crypto::cipher::{AeadKey, Iv, NONCE_LEN};
 use rustls::kernel::KernelConnection;
 use rustls::pki_types::CertificateDer;
 use rustls::server::{ServerConnectionData, UnbufferedServerConnection};
 use rustls::{
     AlertDescription, CommonState, ConnectionTrafficSecrets, ContentType, Error, ExtractedSecrets,
-    HandshakeKind, HandshakeType, InvalidMessage, PeerMisbehaved, ProtocolVersion,
-    SupportedCipherSuite,
+    HandshakeKind, ProtocolVersion, SupportedCipherSuite,
 };
 
+use super::incoming::{Event, FATAL, Incoming, WARNING};
+pub(in crate::tls) use super::incoming::{Failure, Meaning};
 use super::key::{Cipher, Key, Version};
-use super::{cipher_support, named};
+use super::named;
+use super::probe::cipher_support;
 use crate::sys::kernel_tls::{self, Direction};
+
+const CANNOT_RENEW: &str =
+    "the kernel cannot renew the keys of a TLS connection; Linux 6.14 and later can";
 
 /// The maximum amount of plaintext in a record.
 const RECORD_BYTES_MAX: u64 = 16 * 1024;
 
-/// Handshake messages after the handshake are a few hundred bytes long. rustls allows no longer ones.
-const MESSAGE_BYTES_MAX: usize = 0xffff;
-
 /// `KeyUpdate` with `update_not_requested`, see RFC 8446, section 4.6.3.
 const KEY_UPDATE: [u8; 5] = [24, 0, 0, 1, 0];
 
-const WARNING: u8 = 1;
-const FATAL: u8 = 2;
+/// How many records are made before the kernel is asked how many there are: this, or an eighth of what a key may make.
+const RECORDS_UNCHECKED_MAX: u64 = 4096;
 
 /// The results of the handshake that both ends know.
 pub(in crate::tls) struct Agreed {
@@ -91,43 +94,21 @@ impl GiveAway for UnbufferedServerConnection {
     }
 }
 
-/// The meaning of a record that is no data.
-#[derive(Debug, PartialEq, Eq)]
-pub(in crate::tls) enum Meaning {
-    /// Reading goes on.
-    Nothing,
-    /// The peer sends nothing more.
-    Closed,
-}
-
-/// An error, and the alert that tells the peer.
-pub(in crate::tls) struct Failure {
-    pub(in crate::tls) error: Error,
-    /// `None` if the peer knows.
-    pub(in crate::tls) alert: Option<AlertDescription>,
-}
-
-impl Failure {
-    fn new(error: impl Into<Error>, alert: AlertDescription) -> Self {
-        Self {
-            error: error.into(),
-            alert: Some(alert),
-        }
-    }
-}
-
 /// The state of a connection whose keys the kernel has.
 pub(in crate::tls) struct Offloaded {
     pub(in crate::tls) agreed: Agreed,
     rest: Rest,
     version: Version,
     cipher: Cipher,
-    /// Part of a handshake message.
-    message: Vec<u8>,
+    /// Whether the kernel can replace keys.
+    renews_keys: bool,
+    incoming: Incoming,
     /// Whether the peer is owed a `KeyUpdate`, before anything else is sent.
     pub(in crate::tls) owes_key_update: bool,
-    /// How many records the current key for sending has made, at least.
+    /// How many records the current key for sending has made, at least: the kernel may divide data into more.
     records: u64,
+    /// The number of records at which the kernel is asked.
+    records_to_check: u64,
     /// How many one key may make.
     records_max: u64,
     sent: Sent,
@@ -149,6 +130,7 @@ pub(in crate::tls) struct Plan {
     agreed: Agreed,
     version: Version,
     cipher: Cipher,
+    renews_keys: bool,
     before: u64,
 }
 
@@ -160,7 +142,10 @@ impl Plan {
     ) -> Result<Self, Arc<str>> {
         let agreed = Agreed::of(common);
         let (version, cipher) = named(agreed.protocol_version, agreed.cipher_suite)?;
-        cipher_support(version, cipher)?;
+        if !agreed.cipher_suite.is_some_and(gives_keys) {
+            return Err("rustls' cryptography provider does not give keys away".into());
+        }
+        let abilities = cipher_support(version, cipher)?;
         let refused = |error: io::Error| match error.raw_os_error() {
             Some(libc::ENOTCONN) => Arc::from("the peer has closed the connection"),
             Some(libc::EOPNOTSUPP | libc::ENOPROTOOPT) => Arc::from("this is no TCP connection"),
@@ -172,6 +157,7 @@ impl Plan {
             agreed,
             version,
             cipher,
+            renews_keys: abilities.renews_keys,
             before,
         })
     }
@@ -188,12 +174,14 @@ impl Plan {
         let mut offloaded = Offloaded {
             records_max: records_max(self.agreed.cipher_suite, self.cipher),
             agreed: self.agreed,
+            incoming: Incoming::new(self.version, matches!(rest, Rest::Client(_))),
+            renews_keys: self.renews_keys,
             rest,
             version: self.version,
             cipher: self.cipher,
-            message: Vec::new(),
             owes_key_update: false,
             records: first_record,
+            records_to_check: first_record,
             sent: Sent {
                 before: self.before,
                 plaintext: 0,
@@ -232,8 +220,7 @@ impl Offloaded {
             .ok_or_else(|| Error::General("rustls has other keys than agreed on".to_owned()))?;
         kernel_tls::set_key(socket, direction, key.bytes()).map_err(|error| {
             Error::General(if error.raw_os_error() == Some(libc::EBUSY) {
-                "the kernel cannot renew the keys of a TLS connection; Linux 6.14 and later can"
-                    .to_owned()
+                CANNOT_RENEW.to_owned()
             } else {
                 format!("the kernel has refused the keys of a TLS connection: {error}")
             })
@@ -247,86 +234,29 @@ impl Offloaded {
         kind: u8,
         bytes: &[u8],
     ) -> Result<Meaning, Failure> {
-        match ContentType::from(kind) {
-            ContentType::Alert => self.receive_alert(bytes),
-            ContentType::Handshake => {
-                self.message.extend_from_slice(bytes);
-                while let Some((kind, body)) = first_message(&mut self.message)? {
-                    self.receive_message(socket, kind, &body)?;
+        let mut meaning = Meaning::Nothing;
+        for event in self.incoming.record(kind, bytes)? {
+            match (event, &mut self.rest) {
+                (Event::Closed, _) => meaning = Meaning::Closed,
+                (Event::Renegotiation, _) => meaning = Meaning::Renegotiation,
+                (Event::Ticket(body), Rest::Client(rest)) => rest
+                    .handle_new_session_ticket(&body)
+                    .map_err(|error| Failure::new(error, AlertDescription::DecodeError))?,
+                // Only clients are given any.
+                (Event::Ticket(_), Rest::Server(_)) => {}
+                (Event::KeyUpdate { is_asked }, _) => {
+                    self.owes_key_update |= is_asked;
+                    self.renew_receiving(socket)
+                        .map_err(|error| Failure::new(error, AlertDescription::InternalError))?;
                 }
-                Ok(Meaning::Nothing)
             }
-            got_type => Err(Failure::new(
-                Error::InappropriateMessage {
-                    expect_types: vec![ContentType::ApplicationData],
-                    got_type,
-                },
-                AlertDescription::UnexpectedMessage,
-            )),
         }
+        Ok(meaning)
     }
 
-    fn receive_alert(&self, alert: &[u8]) -> Result<Meaning, Failure> {
-        let &[level, description] = alert else {
-            return Err(Failure::new(
-                InvalidMessage::MessageTooShort,
-                AlertDescription::DecodeError,
-            ));
-        };
-        match AlertDescription::from(description) {
-            AlertDescription::CloseNotify => Ok(Meaning::Closed),
-            AlertDescription::UserCanceled => Ok(Meaning::Nothing),
-            // All others are fatal in TLS 1.3 (RFC 8446, section 6).
-            _ if level == WARNING && self.version == Version::Tls12 => Ok(Meaning::Nothing),
-            description => Err(Failure {
-                error: Error::AlertReceived(description),
-                alert: None,
-            }),
-        }
-    }
-
-    fn receive_message(
-        &mut self,
-        socket: BorrowedFd<'_>,
-        kind: HandshakeType,
-        body: &[u8],
-    ) -> Result<(), Failure> {
-        let is_13 = self.version == Version::Tls13;
-        match (kind, &mut self.rest) {
-            (HandshakeType::NewSessionTicket, Rest::Client(rest)) if is_13 => rest
-                .handle_new_session_ticket(body)
-                .map_err(|error| Failure::new(error, AlertDescription::DecodeError)),
-            (HandshakeType::KeyUpdate, _) if is_13 => {
-                let is_asked = match body {
-                    [0] => false,
-                    [1] => true,
-                    _ => {
-                        return Err(Failure::new(
-                            InvalidMessage::InvalidKeyUpdate,
-                            AlertDescription::IllegalParameter,
-                        ));
-                    }
-                };
-                if !self.message.is_empty() {
-                    return Err(Failure::new(
-                        PeerMisbehaved::KeyEpochWithPendingFragment,
-                        AlertDescription::UnexpectedMessage,
-                    ));
-                }
-                self.owes_key_update |= is_asked;
-                self.renew_receiving(socket)
-                    .map_err(|error| Failure::new(error, AlertDescription::InternalError))
-            }
-            // In TLS 1.2, a client may be asked to renegotiate, and a server may be asked to. rustls does neither.
-            (HandshakeType::HelloRequest, Rest::Client(_)) if !is_13 => Ok(()),
-            (got_type, _) => Err(Failure::new(
-                Error::InappropriateHandshakeMessage {
-                    expect_types: Vec::new(),
-                    got_type,
-                },
-                AlertDescription::UnexpectedMessage,
-            )),
-        }
+    /// Notes that data was received.
+    pub(in crate::tls) fn receive_data(&mut self) -> Result<(), Failure> {
+        self.incoming.data()
     }
 
     fn renew_receiving(&mut self, socket: BorrowedFd<'_>) -> Result<(), Error> {
@@ -347,6 +277,7 @@ impl Offloaded {
         self.note_sent(KEY_UPDATE.len());
         self.owes_key_update = false;
         self.records = 0;
+        self.records_to_check = 0;
         let made = self.record_number(socket);
         let (sequence, secrets) = match &mut self.rest {
             Rest::Client(rest) => rest.update_tx_secret(),
@@ -357,18 +288,31 @@ impl Offloaded {
         Ok(())
     }
 
-    /// Prepares to send data: a key that must make no more records is replaced.
-    pub(in crate::tls) fn before_sending(&mut self) -> Result<(), Error> {
-        if self.records < self.records_max {
+    /// Prepares to send data: a key that must make no more records is replaced. Fails if that is impossible; then the key
+    /// may make one more record, which tells the peer of the end.
+    pub(in crate::tls) fn before_sending(&mut self, socket: BorrowedFd<'_>) -> Result<(), Error> {
+        if self.records >= self.records_to_check {
+            if let Ok(made) = self.record_number(socket) {
+                self.records = self.records.max(made);
+            }
+            let unchecked = RECORDS_UNCHECKED_MAX.min(self.records_max / 8);
+            self.records_to_check = self.records.saturating_add(unchecked.max(1));
+        }
+        if self.records.saturating_add(1) < self.records_max {
             return Ok(());
         }
-        if self.version == Version::Tls12 {
-            return Err(Error::General(
-                "a key has made as many records as it may, and TLS 1.2 cannot renew it".to_owned(),
-            ));
+        if self.renews_keys {
+            self.owes_key_update = true;
+            return Ok(());
         }
-        self.owes_key_update = true;
-        Ok(())
+        Err(Error::General(match self.version {
+            Version::Tls12 => {
+                "a key has made as many records as it may, and TLS 1.2 cannot renew it".to_owned()
+            }
+            Version::Tls13 => {
+                format!("a key has made as many records as it may, and {CANNOT_RENEW}")
+            }
+        }))
     }
 
     /// Notes that the kernel has accepted `count` bytes of plaintext.
@@ -403,29 +347,83 @@ impl Offloaded {
     }
 }
 
+/// Whether the provider can give away the keys of a suite, which rustls only finds out when it has given up the
+/// connection.
+fn gives_keys(suite: SupportedCipherSuite) -> bool {
+    let key = AeadKey::from([0; 32]);
+    match suite {
+        SupportedCipherSuite::Tls13(suite) => {
+            let iv = Iv::new([0; NONCE_LEN]);
+            suite.aead_alg.extract_keys(key, iv).is_ok()
+        }
+        SupportedCipherSuite::Tls12(suite) => {
+            let shape = suite.aead_alg.key_block_shape();
+            let fixed = vec![0; shape.fixed_iv_len];
+            let explicit = vec![0; shape.explicit_nonce_len];
+            let given = suite.aead_alg.extract_keys(key, &fixed, &explicit);
+            given.is_ok()
+        }
+    }
+}
+
 /// An alert, as the content type and content of a record.
 pub(in crate::tls) fn alert(description: AlertDescription) -> (u8, [u8; 2]) {
-    let is_fatal = description != AlertDescription::CloseNotify;
-    let level = if is_fatal { FATAL } else { WARNING };
+    let level = match description {
+        AlertDescription::CloseNotify | AlertDescription::NoRenegotiation => WARNING,
+        _ => FATAL,
+    };
     (ContentType::Alert.into(), [level, description.into()])
 }
 
-/// Takes the first complete message out of the bytes.
-fn first_message(bytes: &mut Vec<u8>) -> Result<Option<(HandshakeType, Vec<u8>)>, Failure> {
-    let &[kind, high, middle, low, ..] = &bytes[..] else {
-        return Ok(None);
+#[cfg(test)]
+mod tests {
+    use rustls::crypto::cipher::{
+        MessageDecrypter, MessageEncrypter, Tls13AeadAlgorithm, UnsupportedOperationError,
     };
-    let length = u32::from_be_bytes([0, high, middle, low]) as usize;
-    if length > MESSAGE_BYTES_MAX {
-        return Err(Failure::new(
-            InvalidMessage::HandshakePayloadTooLarge,
-            AlertDescription::DecodeError,
-        ));
+    use rustls::crypto::ring::{ALL_CIPHER_SUITES, cipher_suite::TLS13_AES_256_GCM_SHA384};
+    use rustls::{CipherSuiteCommon, Tls13CipherSuite};
+
+    use super::*;
+
+    struct Secretive(&'static dyn Tls13AeadAlgorithm);
+
+    impl Tls13AeadAlgorithm for Secretive {
+        fn encrypter(&self, key: AeadKey, iv: Iv) -> Box<dyn MessageEncrypter> {
+            self.0.encrypter(key, iv)
+        }
+
+        fn decrypter(&self, key: AeadKey, iv: Iv) -> Box<dyn MessageDecrypter> {
+            self.0.decrypter(key, iv)
+        }
+
+        fn key_len(&self) -> usize {
+            self.0.key_len()
+        }
+
+        fn extract_keys(
+            &self,
+            _: AeadKey,
+            _: Iv,
+        ) -> Result<ConnectionTrafficSecrets, UnsupportedOperationError> {
+            Err(UnsupportedOperationError)
+        }
     }
-    if bytes.len() < 4 + length {
-        return Ok(None);
+
+    #[test]
+    fn a_provider_that_keeps_its_keys_is_found_out_before_they_are_asked_for() {
+        assert!(ALL_CIPHER_SUITES.iter().copied().all(gives_keys));
+        let suite = TLS13_AES_256_GCM_SHA384.tls13().unwrap();
+        let secretive = Tls13CipherSuite {
+            common: CipherSuiteCommon {
+                suite: suite.common.suite,
+                hash_provider: suite.common.hash_provider,
+                confidentiality_limit: suite.common.confidentiality_limit,
+            },
+            hkdf_provider: suite.hkdf_provider,
+            aead_alg: Box::leak(Box::new(Secretive(suite.aead_alg))),
+            quic: None,
+        };
+        let secretive = SupportedCipherSuite::Tls13(Box::leak(Box::new(secretive)));
+        assert!(!gives_keys(secretive));
     }
-    let body = bytes[4..4 + length].to_vec();
-    bytes.drain(..4 + length);
-    Ok(Some((HandshakeType::from(kind), body)))
 }

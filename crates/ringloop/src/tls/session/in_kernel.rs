@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use rustls::AlertDescription;
+use rustls::{AlertDescription, InvalidMessage};
 
 use super::{Session, Side, error, unexpected};
 use crate::tls::boundary::Boundary;
@@ -29,7 +29,10 @@ impl Session {
                         return Ok(());
                     }
                 };
-                let offloaded = done.map_err(|failure| self.fail(failure))?;
+                let offloaded = done.map_err(|failure| {
+                    self.kernel = KernelTls::Refused(failure.to_string().into());
+                    self.fail(failure)
+                })?;
                 self.side = Side::Kernel(Box::new(offloaded));
                 self.kernel = KernelTls::On;
             }
@@ -68,6 +71,13 @@ impl Session {
                 self.is_ended = true;
                 Ok(())
             }
+            Ok(Meaning::Renegotiation) => {
+                // close_notify is the last record.
+                if !self.is_closed {
+                    self.alert = Some(AlertDescription::NoRenegotiation);
+                }
+                Ok(())
+            }
             Err(failure) => {
                 self.alert = failure.alert;
                 Err(self.fail(failure.error))
@@ -75,10 +85,33 @@ impl Session {
         }
     }
 
-    /// Notes that the kernel could not decrypt what came.
-    pub(in crate::tls) fn fail_to_decrypt(&mut self) -> io::Error {
-        self.alert = Some(AlertDescription::BadRecordMac);
-        self.fail(rustls::Error::DecryptError)
+    /// Notes that the kernel has received data.
+    pub(in crate::tls) fn data_is_received(&mut self) -> io::Result<()> {
+        let Side::Kernel(offloaded) = &mut self.side else {
+            return Ok(());
+        };
+        offloaded.receive_data().map_err(|failure| {
+            self.alert = failure.alert;
+            self.fail(failure.error)
+        })
+    }
+
+    /// Notes that the kernel could not decrypt what came, and returns the error.
+    pub(in crate::tls) fn fail_to_decrypt(&mut self, errno: i32) -> io::Error {
+        let (failure, alert) = match errno {
+            libc::EMSGSIZE => (
+                rustls::Error::PeerSentOversizedRecord,
+                AlertDescription::RecordOverflow,
+            ),
+            // The record's header is none.
+            libc::EINVAL => (
+                InvalidMessage::UnknownProtocolVersion.into(),
+                AlertDescription::DecodeError,
+            ),
+            _ => (rustls::Error::DecryptError, AlertDescription::BadRecordMac),
+        };
+        self.alert = Some(alert);
+        self.fail(failure)
     }
 
     /// Notes an error after which the connection cannot be used.
@@ -123,16 +156,18 @@ impl Session {
         renewed.map_err(|failure| self.fail(failure))
     }
 
-    /// Prepares to send data by way of the kernel. What is [next](Self::next_to_send) must be sent before it.
-    pub(in crate::tls) fn before_sending(&mut self) -> io::Result<()> {
+    /// Prepares to send data by way of the kernel. What is [next](Self::next_to_send) must be sent before it. If the key
+    /// must make no more records, this direction ends with close_notify, and reading goes on.
+    pub(in crate::tls) fn before_sending(&mut self, socket: BorrowedFd<'_>) -> io::Result<()> {
         self.check_writing()?;
-        match &mut self.side {
-            Side::Kernel(offloaded) => {
-                let prepared = offloaded.before_sending();
-                prepared.map_err(|failure| self.fail(failure))
-            }
-            _ => Ok(()),
-        }
+        let Side::Kernel(offloaded) = &mut self.side else {
+            return Ok(());
+        };
+        offloaded.before_sending(socket).map_err(|exhausted| {
+            self.is_closed = true;
+            self.alert = Some(AlertDescription::CloseNotify);
+            error(exhausted)
+        })
     }
 
     /// Notes what became of data that was sent by way of the kernel. After an error, nothing may follow.
