@@ -156,19 +156,23 @@ fn a_terminal_is_written_and_others_run_while_it_is_stopped() {
             assert_eq!(&seen, b"hello\r\n");
             // More than the terminal holds.
             let text = vec![b'x'; 100_000];
-            let mut left = text.len();
+            let length = text.len();
             let writing = spawn(async move { output.write_all(&text[..]).await.0 });
             for _ in 0..100 {
                 yield_now().await;
             }
             assert!(!writing.is_finished());
             assert_eq!(flags(&std::io::stdout()) & libc::O_NONBLOCK, 0);
-            let mut buffer = [0; 4096];
-            while left > 0 {
-                left -= user.read(&mut buffer).unwrap();
-                yield_now().await;
-            }
+            // In a thread of its own, because it waits for what is written here.
+            let reading = std::thread::spawn(move || {
+                let mut buffer = [0; 4096];
+                let mut left = length;
+                while left > 0 {
+                    left -= user.read(&mut buffer).unwrap();
+                }
+            });
             writing.await.unwrap().unwrap();
+            reading.join().unwrap();
         });
     }
 }
