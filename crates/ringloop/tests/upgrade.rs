@@ -34,15 +34,15 @@ async fn switch(request: Request<Incoming>) -> Answer {
 
 /// Echoes once the protocol is switched. Tells how each connection ended: whether it was switched.
 fn start(server: Server) -> (Running, mpsc::Receiver<bool>) {
-    let (ends, ended) = mpsc::channel();
+    let (sender, ended) = mpsc::channel();
     let http = Http::new();
     let running = server
         .start_with(move |stream, client| {
-            let (http, ends) = (http.clone(), ends.clone());
+            let (http, sender) = (http.clone(), sender.clone());
             async move {
-                let served = http.serve_until_upgrade(stream, &client, service_fn(switch));
-                let upgraded = served.await?;
-                ends.send(upgraded.is_some()).unwrap();
+                let until = http.serve_until_upgrade(stream, &client, service_fn(switch));
+                let upgraded = until.await?;
+                sender.send(upgraded.is_some()).unwrap();
                 let Some(upgraded) = upgraded else {
                     return Ok(());
                 };

@@ -1,15 +1,16 @@
 //! Instruments for OpenTelemetry.
 
+use std::sync::Arc;
+
 use ::opentelemetry::KeyValue;
 use ::opentelemetry::metrics::Meter;
 
 use super::Metrics;
 use super::prometheus::{FAMILIES, Kind, Value};
-use crate::runtime::Handle;
 
-/// Registers the metrics of workers with a meter of OpenTelemetry. They are read when the meter's provider collects, which
-/// does not disturb the workers. The names are `ringloop.worker.turns` and so on, the attribute `worker` is the position in
-/// `workers`, times are in seconds. Register each worker once per meter.
+/// Registers the metrics of workers with a meter of OpenTelemetry. `read` returns them, and is called for each instrument
+/// when the meter's provider collects, which does not disturb the workers. The names are `ringloop.worker.turns` and so on,
+/// the attribute `worker` is the position, times are in seconds.
 ///
 /// ```
 /// use opentelemetry_sdk::metrics::SdkMeterProvider;
@@ -18,23 +19,24 @@ use crate::runtime::Handle;
 ///
 /// let pool = Pool::new(2, &PoolConfig::default())?;
 /// let provider = SdkMeterProvider::default(); // with the exporter of your choice
-/// let workers = (0..pool.workers()).map(|worker| pool.handle(worker).clone());
-/// metrics::observe(&provider.meter("my-service"), workers);
+/// let workers: Vec<_> = (0..pool.workers()).map(|worker| pool.handle(worker).clone()).collect();
+/// let read = move || workers.iter().map(|worker| worker.metrics()).collect();
+/// metrics::observe(&provider.meter("my-service"), read);
 /// # Ok::<(), std::io::Error>(())
 /// ```
-pub fn observe(meter: &Meter, workers: impl IntoIterator<Item = Handle>) {
-    let workers: Vec<Handle> = workers.into_iter().collect();
+pub fn observe(meter: &Meter, read: impl Fn() -> Vec<Metrics> + Send + Sync + 'static) {
+    let read = Arc::new(read);
     for family in FAMILIES {
         let name = family.name.trim_end_matches("_total");
         let name = name.trim_end_matches("_seconds");
         let name = format!("ringloop.worker.{name}");
-        let workers = workers.clone();
+        let read = Arc::clone(&read);
         macro_rules! register {
             ($instrument:expr, $value:expr) => {{
                 let value = $value;
                 let instrument = $instrument.with_description(family.help);
                 let observing = instrument.with_callback(move |observer| {
-                    each(&workers, |metrics, worker| {
+                    each(&read(), |metrics, worker| {
                         observer.observe(value(metrics), worker);
                     });
                 });
@@ -64,10 +66,10 @@ fn seconds(nanoseconds: u64) -> f64 {
     nanoseconds as f64 / 1e9
 }
 
-fn each(workers: &[Handle], mut observe: impl FnMut(&Metrics, &[KeyValue])) {
-    for (worker, handle) in workers.iter().enumerate() {
+fn each(workers: &[Metrics], mut observe: impl FnMut(&Metrics, &[KeyValue])) {
+    for (worker, metrics) in workers.iter().enumerate() {
         let worker = KeyValue::new("worker", i64::try_from(worker).unwrap_or(i64::MAX));
-        observe(&handle.metrics(), &[worker]);
+        observe(metrics, &[worker]);
     }
 }
 
@@ -76,27 +78,26 @@ mod tests {
     use std::collections::HashSet;
 
     use ::opentelemetry::metrics::MeterProvider;
-    use ::opentelemetry_sdk::metrics::data::{AggregatedMetrics, MetricData};
+    use ::opentelemetry_sdk::metrics::data::{
+        AggregatedMetrics, MetricData, ResourceMetrics, ScopeMetrics,
+    };
     use ::opentelemetry_sdk::metrics::{InMemoryMetricExporter, PeriodicReader, SdkMeterProvider};
 
     use super::*;
-    use crate::{Pool, PoolConfig};
 
     #[test]
     fn each_metric_is_collected_for_each_worker() {
-        let pool = Pool::new(2, &PoolConfig::default()).unwrap();
         let exporter = InMemoryMetricExporter::default();
         let reader = PeriodicReader::builder(exporter.clone()).build();
         let provider = SdkMeterProvider::builder().with_reader(reader).build();
-        let workers = (0..pool.workers()).map(|worker| pool.handle(worker).clone());
-        observe(&provider.meter("test"), workers);
+        observe(&provider.meter("test"), || vec![Metrics::default(); 2]);
         provider.force_flush().unwrap();
         let collected = exporter.get_finished_metrics().unwrap();
         let mut names = HashSet::new();
         for metric in collected
             .iter()
-            .flat_map(|resource| resource.scope_metrics())
-            .flat_map(|scope| scope.metrics())
+            .flat_map(ResourceMetrics::scope_metrics)
+            .flat_map(ScopeMetrics::metrics)
         {
             let name = metric.name();
             assert!(name.starts_with("ringloop.worker."), "{name}");
