@@ -354,6 +354,9 @@ lint-rust: prerequisites $(VENV)/.tools-installed
 	@cargo fmt --all --check
 	$(say) clippy
 	@$(for_python) cargo clippy --locked --quiet --workspace --all-targets --all-features -- -D warnings
+	$(say) 'the Rust runtime with one feature at a time'
+	@for feature in futures-io hyper opentelemetry quinn test-util tls tokio tokio-rt tracing; do \
+		cargo check --locked --quiet -p ringloop --features $$feature || exit 1; done
 	$(say) rustdoc
 	@$(for_python) RUSTDOCFLAGS='-D warnings' cargo doc --locked --quiet --no-deps --all-features -p ringloop-driver -p ringloop-reactor -p ringloop -p ringloop-http
 
