@@ -3,6 +3,8 @@
 #[path = "common/certificates.rs"]
 mod certificates;
 mod common;
+#[path = "common/tls_ends.rs"]
+mod tls_ends;
 
 use std::cell::Cell;
 use std::io::{self, ErrorKind, Read, Write};
@@ -32,6 +34,7 @@ use certificates::{
     known_client, server, strict_server, wordy,
 };
 use common::{LONG, ReadOnce, on_both, pattern, poll_times, tcp};
+use tls_ends::{ends_are_told, exchange};
 
 /// Both ends' results of a handshake.
 async fn shake<S: Stream + 'static>(
@@ -70,39 +73,6 @@ async fn read_to_end<S: Stream>(stream: &mut TlsStream<S>) -> io::Result<Vec<u8>
             return Ok(received);
         }
     }
-}
-
-async fn exchange<S: Stream + 'static>(near: TlsStream<S>, mut far: TlsStream<S>, size: usize) {
-    // Halves that are put together again end nothing.
-    let (reader, writer) = near.into_split();
-    let near = reader.reunite(writer).ok().unwrap();
-    let (mut reader, mut writer) = near.into_split();
-    let sending = spawn(async move {
-        writer.write_all(&pattern(size)[..]).await.0.unwrap();
-        writer.shutdown().await.unwrap();
-    });
-    let echoing = spawn(async move {
-        loop {
-            let bytes = far.read_with(|bytes, _| bytes.to_vec()).await.unwrap();
-            if bytes.is_empty() {
-                break;
-            }
-            far.write_all(&bytes[..]).await.0.unwrap();
-        }
-        far.shutdown().await.unwrap();
-    });
-    let mut received = Vec::new();
-    loop {
-        received.reserve(7000);
-        let (count, filled) = timeout(LONG, reader.read(received)).await.unwrap();
-        received = filled;
-        if count.unwrap() == 0 {
-            break;
-        }
-    }
-    assert!(received == pattern(size));
-    sending.await.unwrap();
-    echoing.await.unwrap();
 }
 
 #[test]
@@ -189,47 +159,7 @@ fn a_handshake_may_be_larger_than_a_record() {
 
 #[test]
 fn an_end_without_a_word_is_an_error_and_a_told_one_is_not() {
-    on_both(|runtime| {
-        runtime.block_on(async {
-            let (mut near, mut far) = pair().await;
-            far.write_all(&b"the beginning"[..]).await.0.unwrap();
-            drop(far);
-            let (count, bytes) = near.read(Vec::with_capacity(64)).await;
-            assert_eq!((count.unwrap(), &bytes[..]), (13, &b"the beginning"[..]));
-            for _ in 0..2 {
-                let error = near.read(Vec::with_capacity(64)).await.0.unwrap_err();
-                assert_eq!(error.kind(), ErrorKind::UnexpectedEof);
-            }
-
-            let (mut near, mut far) = pair().await;
-            far.write_all(&b"all"[..]).await.0.unwrap();
-            far.shutdown().await.unwrap();
-            far.shutdown().await.unwrap();
-            let error = far.write(&b"more"[..]).await.0.unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::BrokenPipe);
-            assert_eq!(read_to_end(&mut near).await.unwrap(), b"all");
-            // That was one direction.
-            near.write_all(&b"answer"[..]).await.0.unwrap();
-            near.shutdown().await.unwrap();
-            assert_eq!(read_to_end(&mut far).await.unwrap(), b"answer");
-
-            // A half that is dropped ends its direction, and says so unless a panic drops it.
-            let (near, mut far) = pair().await;
-            let (_reader, mut writer) = near.into_split();
-            writer.write_all(&b"all"[..]).await.0.unwrap();
-            drop(writer);
-            assert_eq!(read_to_end(&mut far).await.unwrap(), b"all");
-            let (near, mut far) = pair().await;
-            let (_reader, mut writer) = near.into_split();
-            let panicking = spawn(async move {
-                writer.write_all(&b"half"[..]).await.0.unwrap();
-                panic!("in the middle");
-            });
-            assert!(panicking.await.unwrap_err().is_panic());
-            let error = read_to_end(&mut far).await.unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::UnexpectedEof);
-        });
-    });
+    on_both(|runtime| runtime.block_on(ends_are_told(pair)));
 }
 
 #[test]

@@ -9,6 +9,7 @@ use ringloop::tls::rustls::{self, AlertDescription};
 use socket2::SockRef;
 
 use crate::common::{LONG, on_both, pattern, poll_times, tcp};
+use crate::tls_ends::ends_are_told;
 use crate::{certificates, client_of, is_on, pair, read_to_end, server_of, shake, suites};
 
 fn reason(error: &std::io::Error) -> &rustls::Error {
@@ -25,44 +26,8 @@ fn an_end_without_a_word_is_an_error_and_a_told_one_is_not() {
                     let (client, server) = (client_of(suite), server_of(suite));
                     shake(tcp().await, client, server, (true, true)).await
                 };
-                let (mut near, mut far) = ends().await;
-                far.write_all(&b"the beginning"[..]).await.0.unwrap();
-                drop(far);
-                let (count, bytes) = near.read(Vec::with_capacity(64)).await;
-                assert_eq!((count.unwrap(), &bytes[..]), (13, &b"the beginning"[..]));
-                for _ in 0..2 {
-                    let error = near.read(Vec::with_capacity(64)).await.0.unwrap_err();
-                    assert_eq!(error.kind(), ErrorKind::UnexpectedEof);
-                }
-
-                let (mut near, mut far) = ends().await;
-                far.write_all(&b"all"[..]).await.0.unwrap();
-                far.shutdown().await.unwrap();
-                far.shutdown().await.unwrap();
-                let error = far.write(&b"more"[..]).await.0.unwrap_err();
-                assert_eq!(error.kind(), ErrorKind::BrokenPipe);
-                assert_eq!(read_to_end(&mut near).await.unwrap(), b"all");
-                // That was one direction.
-                near.write_all(&b"answer"[..]).await.0.unwrap();
-                near.shutdown().await.unwrap();
-                assert_eq!(read_to_end(&mut far).await.unwrap(), b"answer");
-
-                // A half that is dropped ends its direction, and says so unless a panic drops it.
-                let (near, mut far) = ends().await;
-                let (_reader, mut writer) = near.into_split();
-                writer.write_all(&b"all"[..]).await.0.unwrap();
-                drop(writer);
-                assert_eq!(read_to_end(&mut far).await.unwrap(), b"all");
+                ends_are_told(ends).await;
             }
-            let (near, mut far) = pair().await;
-            let (_reader, mut writer) = near.into_split();
-            let panicking = spawn(async move {
-                writer.write_all(&b"half"[..]).await.0.unwrap();
-                panic!("in the middle");
-            });
-            assert!(panicking.await.unwrap_err().is_panic());
-            let error = read_to_end(&mut far).await.unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::UnexpectedEof);
         });
     });
 }

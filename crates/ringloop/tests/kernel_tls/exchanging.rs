@@ -9,43 +9,13 @@ use ringloop::server::{Connection, Handler, Server};
 use ringloop::spawn;
 use ringloop::time::timeout;
 use ringloop::tls::rustls::{ClientConnection, HandshakeKind};
-use ringloop::tls::{KernelTls, TlsAcceptor, TlsConnector, TlsStream};
+use ringloop::tls::{KernelTls, TlsAcceptor, TlsConnector};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::certificates::{self, NAME, connect_blocking};
 use crate::common::{self, LONG, backends, echo, on_both, pattern, poll_times, pool_config, tcp};
+use crate::tls_ends::exchange;
 use crate::{accept_from, client_of, is_on, pair, read_to_end, server_of, shake, suites};
-
-/// Sends everything to the other end, and gets it back.
-async fn exchange(near: TlsStream, mut far: TlsStream, size: usize) {
-    let (mut reader, mut writer) = near.into_split();
-    let sending = spawn(async move {
-        writer.write_all(&pattern(size)[..]).await.0.unwrap();
-        writer.shutdown().await.unwrap();
-    });
-    let echoing = spawn(async move {
-        loop {
-            let bytes = far.read_with(|bytes, _| bytes.to_vec()).await.unwrap();
-            if bytes.is_empty() {
-                break;
-            }
-            far.write_all(&bytes[..]).await.0.unwrap();
-        }
-        far.shutdown().await.unwrap();
-    });
-    let mut received = Vec::new();
-    loop {
-        received.reserve(7000);
-        let (count, filled) = timeout(LONG, reader.read(received)).await.unwrap();
-        received = filled;
-        if count.unwrap() == 0 {
-            break;
-        }
-    }
-    assert!(received == pattern(size));
-    sending.await.unwrap();
-    echoing.await.unwrap();
-}
 
 #[test]
 fn every_byte_arrives_with_every_cipher_whoever_has_the_kernel() {

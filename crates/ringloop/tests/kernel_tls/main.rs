@@ -10,6 +10,8 @@ mod ending;
 mod exchanging;
 mod keys;
 mod measuring;
+#[path = "../common/tls_ends.rs"]
+mod tls_ends;
 
 use std::io;
 use std::sync::Arc;
