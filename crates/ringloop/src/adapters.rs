@@ -156,7 +156,32 @@ macro_rules! write_by_transfer {
     };
 }
 
-// Declared below the macro, so that they can use it.
+/// Implements a writing trait for the pipe to a child.
+#[cfg(any(feature = "futures-io", feature = "tokio"))]
+macro_rules! write_to_pipe {
+    ($type:ident: $trait:path, $close:ident) => {
+        impl $trait for $type {
+            fn poll_write(
+                self: Pin<&mut Self>,
+                context: &mut Context<'_>,
+                bytes: &[u8],
+            ) -> Poll<io::Result<usize>> {
+                $type::poll_write(&self, context, bytes)
+            }
+
+            fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+                Poll::Ready(Ok(()))
+            }
+
+            /// Does nothing: a pipe ends when its end is dropped.
+            fn $close(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+                Poll::Ready(Ok(()))
+            }
+        }
+    };
+}
+
+// Declared below the macros, so that they can use them.
 #[cfg(feature = "futures-io")]
 mod futures_io;
 #[cfg(feature = "hyper")]

@@ -12,7 +12,7 @@ use bytes::Buf;
 use ringloop_driver::Interest;
 
 use crate::net::ReadBuffer;
-use crate::net::buffer::spare;
+use crate::net::buffer::{read_to_end, spare};
 use crate::source::{Seat, Source};
 use crate::sys::transfer;
 
@@ -42,18 +42,8 @@ impl Reader {
         (result, buffer)
     }
 
-    pub(crate) async fn read_to_end(&self, mut buffer: Vec<u8>) -> (io::Result<usize>, Vec<u8>) {
-        let before = buffer.len();
-        loop {
-            buffer.reserve(GROWTH_MIN);
-            let count;
-            (count, buffer) = self.read(buffer).await;
-            match count {
-                Ok(0) => return (Ok(buffer.len() - before), buffer),
-                Ok(_) => {}
-                Err(error) => return (Err(error), buffer),
-            }
-        }
+    pub(crate) async fn read_to_end(&self, buffer: Vec<u8>) -> (io::Result<usize>, Vec<u8>) {
+        read_to_end(buffer, GROWTH_MIN, async |buffer| self.read(buffer).await).await
     }
 
     pub(crate) fn poll_read_into(

@@ -39,21 +39,4 @@ write_by_transfer!([S: Stream] TlsWriteHalf<S>: AsyncWrite, poll_close);
 read!(ChildStdout::poll_read_into: [] ChildStdout);
 read!(ChildStderr::poll_read_into: [] ChildStderr);
 
-impl AsyncWrite for ChildStdin {
-    fn poll_write(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        ChildStdin::poll_write(&self, context, bytes)
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-
-    /// Does nothing: a pipe ends when its end is dropped.
-    fn poll_close(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-}
+write_to_pipe!(ChildStdin: AsyncWrite, poll_close);

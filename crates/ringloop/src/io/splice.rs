@@ -233,11 +233,7 @@ async fn from_watched(
                 let waiting = pipe.reading(Seat::alone());
                 poll_fn(|context| {
                     pipe.poll_read(context, waiting.seat(), |pipe| {
-                        if sys::is_readable_now(pipe.as_fd())? {
-                            Ok(((), false))
-                        } else {
-                            Err(io::ErrorKind::WouldBlock.into())
-                        }
+                        only_if(sys::is_readable_now(pipe.as_fd())?)
                     })
                 })
                 .await?;
@@ -245,6 +241,15 @@ async fn from_watched(
             Err(error) if is_refusal(&error) => return copying.by_pieces().await,
             Err(error) => return Err(error),
         }
+    }
+}
+
+/// The result of a call that waits until a pipe is ready, and moves nothing.
+fn only_if(is_ready: bool) -> io::Result<((), bool)> {
+    if is_ready {
+        Ok(((), false))
+    } else {
+        Err(io::ErrorKind::WouldBlock.into())
     }
 }
 
@@ -307,11 +312,7 @@ async fn to_watched(
                 let waiting = pipe.writing(Seat::alone());
                 poll_fn(|context| {
                     pipe.poll_write(context, waiting.seat(), |pipe| {
-                        if sys::is_writable_now(pipe.as_fd())? {
-                            Ok(((), false))
-                        } else {
-                            Err(io::ErrorKind::WouldBlock.into())
-                        }
+                        only_if(sys::is_writable_now(pipe.as_fd())?)
                     })
                 })
                 .await?;

@@ -1,5 +1,6 @@
 //! Buffers to read into.
 
+use std::io;
 use std::mem::MaybeUninit;
 
 use bytes::buf::{Chain, Limit, UninitSlice};
@@ -33,6 +34,25 @@ pub(crate) fn spare(buffer: &mut impl ReadBuffer) -> &mut UninitSlice {
     let piece = buffer.chunk_mut();
     let length = room.min(piece.len());
     &mut piece[..length]
+}
+
+/// Calls `read` until it has read nothing, and makes room for `room` bytes before each call. Returns how much was read.
+pub(crate) async fn read_to_end(
+    mut buffer: Vec<u8>,
+    room: usize,
+    mut read: impl AsyncFnMut(Vec<u8>) -> (io::Result<usize>, Vec<u8>),
+) -> (io::Result<usize>, Vec<u8>) {
+    let before = buffer.len();
+    loop {
+        buffer.reserve(room);
+        let count;
+        (count, buffer) = read(buffer).await;
+        match count {
+            Ok(0) => return (Ok(buffer.len() - before), buffer),
+            Ok(_) => {}
+            Err(error) => return (Err(error), buffer),
+        }
+    }
 }
 
 impl ReadBuffer for Vec<u8> {

@@ -26,6 +26,14 @@ struct State {
     waker: Option<Waker>,
 }
 
+impl State {
+    /// Whether the task that polls is the one to be woken.
+    fn is_known(&self, context: &Context<'_>) -> bool {
+        let is_it = |waker: &Waker| waker.will_wake(context.waker());
+        self.waker.as_ref().is_some_and(is_it)
+    }
+}
+
 impl Mailbox {
     fn state(&self) -> MutexGuard<'_, State> {
         // Nothing that can panic runs under the lock.
@@ -63,7 +71,13 @@ impl Inbox {
     /// Takes what was written, and whether the connection is to be closed afterwards.
     pub(super) fn poll(&self, context: &Context<'_>) -> Poll<(VecDeque<Bytes>, bool)> {
         let is_empty = |state: &State| state.writes.is_empty() && !state.is_closing;
-        if is_empty(&self.0.state()) {
+        let state = self.0.state();
+        let (is_nothing_there, is_known) = (is_empty(&state), state.is_known(context));
+        drop(state);
+        if is_nothing_there {
+            if is_known {
+                return Poll::Pending;
+            }
             // Cloning a waker may run user code, so it is done without the lock.
             let waker = context.waker().clone();
             let mut state = self.0.state();

@@ -12,7 +12,7 @@ use ringloop_driver::Interest;
 use crate::budget;
 use crate::fs::File;
 use crate::net::ReadBuffer;
-use crate::net::buffer::spare;
+use crate::net::buffer::{read_to_end, spare};
 use crate::source::{Seat, Source, reclaiming};
 use crate::sys::transfer::read_now;
 
@@ -82,18 +82,8 @@ impl Stdin {
     ///
     /// # Errors
     /// Returns the errors of read(2). The buffer contains what was read before.
-    pub async fn read_to_end(&mut self, mut buffer: Vec<u8>) -> (io::Result<usize>, Vec<u8>) {
-        let before = buffer.len();
-        loop {
-            buffer.reserve(PIECE);
-            let count;
-            (count, buffer) = self.read(buffer).await;
-            match count {
-                Ok(0) => return (Ok(buffer.len() - before), buffer),
-                Ok(_) => {}
-                Err(error) => return (Err(error), buffer),
-            }
-        }
+    pub async fn read_to_end(&mut self, buffer: Vec<u8>) -> (io::Result<usize>, Vec<u8>) {
+        read_to_end(buffer, PIECE, async |buffer| self.read(buffer).await).await
     }
 
     /// Reads a line, and returns it without its end (`\n` or `\r\n`). The last line need not have one. `None` is the end of
