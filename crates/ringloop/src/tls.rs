@@ -113,6 +113,7 @@ impl TlsAcceptor {
     /// with `CONFIG_TLS`, AES-GCM or ChaCha20-Poly1305, and a cryptography provider that can give its keys away; otherwise
     /// rustls goes on. [`TlsStream::kernel`] and [`kernel_support`](Self::kernel_support) say which, and why. Some things
     /// differ:
+    /// - With TLS 1.2, a provider that cannot give its keys away is noticed too late, and the connection fails.
     /// - Your program is trusted with the keys: rustls gives them away, once, as `enable_secret_extraction` allows. This
     ///   method sets that in the acceptor's copy of the configuration.
     /// - Before Linux 6.14, a connection fails if its peer renews its keys (`KeyUpdate`, TLS 1.3). With TLS 1.2, and before
