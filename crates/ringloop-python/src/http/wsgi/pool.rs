@@ -26,7 +26,10 @@ use crate::thread_exit::SleepsAtExit;
 const PATIENCE_NS: u64 = 500_000;
 
 /// With the GIL: how long a thread may run views while the loop waits for it.
-const HOLD_NS: u64 = 500_000;
+///
+/// Handing it over costs two switches of threads, so views run in batches. CPython itself takes the GIL away after 5 ms, in
+/// the middle of a view: this is a little less, so that it changes hands between views.
+const HOLD_NS: u64 = 4_000_000;
 
 /// The number of a thread.
 pub(super) type Number = u64;
