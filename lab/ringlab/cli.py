@@ -25,27 +25,25 @@ from ringlab import (
     exports,
     generator,
     guard,
+    history,
     manifest,
     preflight,
     presets,
     process,
-    publishing,
     replication,
     results,
     selection,
     session,
     storage,
-    tuning,
     workloads,
 )
 from ringlab.audit.command import audit_command
-from ringlab.cluster.command import elsewhere_of, elsewhere_options, encryption_of, worker_command
 from ringlab.report import html, markdown, terminal
 
 EXIT_UNREAD = 128 + signal.SIGPIPE
 """The status of a process that SIGPIPE has ended, which the kernel sends when nobody reads the output any more."""
 SEED_MAX = (1 << 64) - 1
-FORMATS = ("terminal", "markdown", "json", "html", "csv", "summary", "tcpkali")
+FORMATS = ("terminal", "markdown", "json", "html", "csv", "summary")
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
@@ -268,7 +266,7 @@ def main() -> None:
 @click.option(
     "--resume",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Resume an interrupted run from its result.json, with its cells, arms, rounds, seed and machines.",
+    help="Resume an interrupted run from its result.json, with its cells, arms, rounds and seed.",
 )
 @click.option(
     "--preset",
@@ -287,7 +285,13 @@ def main() -> None:
     help="Halfway through, stop arms whose verdict is clear and spend their time on the rest.",
 )
 @measuring_options
-@elsewhere_options
+@click.option(
+    "--address",
+    "addresses",
+    multiple=True,
+    metavar="HOST:PORT",
+    help="Measure a server that runs already, instead of targets. Repeatable.",
+)
 def run(
     what: tuple[str, ...],
     selectors: tuple[str, ...],
@@ -295,12 +299,6 @@ def run(
     resume: Path | None,
     preset: str | None,
     goals_file: Path | None,
-    cluster: str,
-    generators: int,
-    addresses: tuple[str, ...],
-    tls_ca_file: str | None,
-    tls_cert: str | None,
-    tls_key: str | None,
     **options: Any,
 ) -> None:
     """Measure workloads (bind, http, rtt, echo, asgi, wsgi, sweep, churn, idle, stream, loops, files) or single cells, with every
@@ -316,7 +314,6 @@ def run(
       ringlab run --preset loops
       ringlab run 'loops/echo/*' --targets asyncio,ringloop --goals lab/goals/loops.toml
       ringlab run --resume ringlab-results/20261121-160000/result.json
-      ringlab run echo --cluster tcp://10.0.0.1:8786
       ringlab run http/50/closed --address 10.0.0.5:8080
 
     Results are written after every cell. Ctrl-C ends the run and keeps what was measured.
@@ -329,8 +326,6 @@ def run(
             if given and name not in ("resume", "targets_folder", "if_busy"):
                 raise Refused(f"--resume continues the run with its own options: leave out {parameter.opts[0]}")
         sys.exit(session.resume(resume, options["targets_folder"], options["if_busy"]))
-    tls = encryption_of(tls_ca_file, tls_cert, tls_key)
-    options["elsewhere"] = elsewhere_of(cluster, generators, addresses, tls)
     if preset is None:
         sys.exit(session.measure(what, selectors, baseline, goals_file=goals_file, **options))
     asked = presets.named(preset)
@@ -433,9 +428,9 @@ def compare(arms: tuple[str, str], source: Path | None, what: tuple[str, ...], *
     """
     first, second = arms
     of_files = {name: options.pop(name) for name in RESULT_FILE_OPTIONS}
-    if publishing.is_result(first) and publishing.is_result(second):
+    if history.is_result(first) and history.is_result(second):
         refuse_others("arms", ("fail_if", "what", *RESULT_FILE_OPTIONS))
-        sys.exit(publishing.compare_files(first, second, cells=cells_of(what), **of_files))
+        sys.exit(history.compare_files(first, second, cells=cells_of(what), **of_files))
     for name in RESULT_FILE_OPTIONS:
         if of_files[name] not in ((), "", None, False):
             raise Refused(f"{option_of(name)} is for two result files; {first} and {second} aren't both")
@@ -637,8 +632,6 @@ def report_command(paths: tuple[Path, ...], kind: str, output: Path | None) -> N
         texts = [markdown.render(result) for _, result in found]
     elif kind == "csv":
         texts = [exports.result_csv(result) for _, result in found]
-    elif kind == "tcpkali":
-        texts = [exports.result_tcpkali(result) for _, result in found]
     elif kind == "summary":
         texts = [exports.result_summary(name, result) for name, result in found]
     elif output is None:
@@ -661,10 +654,7 @@ def report_command(paths: tuple[Path, ...], kind: str, output: Path | None) -> N
 
 for command in (
     audit_command,
-    publishing.publish_command,
-    publishing.trend_command,
+    history.trend_command,
     replication.replicate_command,
-    tuning.tune_command,
-    worker_command,
 ):
     main.add_command(command)

@@ -1,34 +1,16 @@
-"""How a trial is run: its server, which is started or runs already, and the load on it.
-
-The runner says what is measured. An executor says where: `Local` runs everything on this machine, ringlab.cluster on several.
-What happens on the machine of the server is the same for both (`hosted`).
-"""
+"""How a trial is run: its server, which is started or runs already, and the load on it."""
 
 import contextlib
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ringlab import generator, instruments, manifest, preflight, process, results
-from ringlab.instruments import Instrument, Instruments
+from ringlab.instruments import Instrument
 from ringlab.manifest import MARK
 from ringlab.process import SampleFailed, Server
-
-
-class MachineLost(Exception):
-    """A machine that takes part in a trial is gone, which says nothing about the arm: the trial must be repeated."""
-
-    def __init__(self, machine: str, reason: str) -> None:
-        """Take the machine's name, and how that showed."""
-        super().__init__(f"{machine} {reason}")
-        self.machine = machine
-
-
-class NoMachines(Exception):
-    """A lost machine hasn't come back, and nothing can take its place: nothing more can be measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,87 +32,12 @@ class Loaded:
     """The measurements of a load."""
 
     event: dict[str, Any]
-    """The load generator's result, or those of several as one."""
+    """The load generator's result."""
     figures: dict[str, float] = field(default_factory=dict)
-    """Of the machine of the server."""
+    """Of the machine."""
     counted: dict[str, float] = field(default_factory=dict)
     stacks: dict[tuple[str, ...], int] = field(default_factory=dict)
     """The reading of an instrument, if one was asked for."""
-
-
-class Serving(Protocol):
-    """A server while it is measured."""
-
-    checks: Sequence[results.Check]
-    """The declarations of the arm, looked up on its process."""
-    complaint: str
-    """How it ended, where that wasn't as it should; known after the end."""
-
-    def ask(self, words: Sequence[str], limit_s: float, final: str = "result") -> dict[str, Any]:
-        """Run one load generator that measures nothing; return its last event."""
-
-    def load(self, words: Sequence[str], expected_s: float, instrument: Instrument | None = None) -> Loaded:
-        """Load the server, as the words of the load generator say, and look into it meanwhile, if that is asked for."""
-
-
-class Executor(Protocol):
-    """Runs trials."""
-
-    @property
-    def records(self) -> list[results.Machine]:
-        """The machines that take part, where there are several."""
-
-    def serve(self, order: Order) -> AbstractContextManager[Serving]:
-        """Give a server, and end it; errors inside of the block are SampleFailed, SampleVoid and MachineLost."""
-
-    def instruments(self) -> Instruments:
-        """Return what can look into a server; raise MachineLost."""
-
-    def ceiling(self, words: Sequence[str], expected_s: float) -> list[dict[str, Any]]:
-        """Return what each load generator reaches by itself, all at once; errors as in serve()."""
-
-    def recover(self) -> None:
-        """Wait until a trial can be run after a machine was lost; raise NoMachines."""
-
-
-@dataclass
-class Hosted:
-    """A server on this machine."""
-
-    server: Server
-    memory_bytes: float
-    checks: Sequence[results.Check] = ()
-    complaint: str = ""
-
-    @contextlib.contextmanager
-    def watched(self) -> Iterator[None]:
-        """Watch the server's memory while it is loaded; raise SampleFailed where it ends, or takes too much."""
-        with process.MemoryWatch(self.server, self.memory_bytes):
-            yield
-        self.server.check_alive("while it was measured")
-
-
-@contextlib.contextmanager
-def hosted(order: Order, host: str, cpus: list[int]) -> Iterator[Hosted]:
-    """Start a server at an address of this machine, verify it, and keep it on its CPUs; what goes wrong is SampleFailed."""
-    server = Server(order.arm, order.kind, order.workers, order.feature, host)
-    hosting = Hosted(server, order.memory_bytes)
-    try:
-        with server:
-            if order.verified:
-                hosting.checks = process.verify(server)
-                pin(server, cpus)
-            yield hosting
-    except SampleFailed as failure:
-        raise SampleFailed(f"{failure}{died(server, str(failure))}") from None
-    if server.ending is not None:
-        hosting.complaint = server.ending.complaint
-
-
-def pin(server: Server, cpus: list[int]) -> None:
-    """Keep a server, which listens, on its CPUs."""
-    for pid in server.tree():
-        process.pin(pid, cpus)
 
 
 def died(server: Server, told: str) -> str:
@@ -151,73 +58,38 @@ def account_words(server: Server) -> list[str]:
     return ["--account", str(server.pid), "--account-mark", f"{MARK}={server.mark}"]
 
 
-def responder_words(cpus: Sequence[int]) -> list[str]:
-    """Return the load generator's words about the CPU of its responder."""
-    return ["--responder-cpu", str(cpus[0])] if cpus else []
-
-
 @dataclass
-class Local:
-    """Runs everything on this machine."""
+class Executor:
+    """Runs trials on this machine."""
 
     program: Path | None
     """The load generator; None where no cell needs it."""
     placement: results.Placement
-    records: list[results.Machine] = field(default_factory=list)
 
     @contextlib.contextmanager
-    def serve(self, order: Order) -> Iterator[Serving]:
-        """Start the server, if it doesn't run already."""
+    def serve(self, order: Order) -> Iterator["Serving"]:
+        """Start the server, if it doesn't run already, and end it; errors inside of the block are SampleFailed and SampleVoid."""
         if order.arm.address:
-            yield LocalServing(self, order.arm.address)
+            yield Serving(self, order.arm.address)
             return
-        with hosted(order, process.HOST, self.placement.server) as hosting:
-            serving = LocalServing(self, hosting.server.address, hosting, hosting.checks)
-            yield serving
-        serving.complaint = hosting.complaint
+        server = Server(order.arm, order.kind, order.workers, order.feature)
+        try:
+            with server:
+                serving = Serving(self, server.address, server, order.memory_bytes)
+                if order.verified:
+                    serving.checks = process.verify(server)
+                    for pid in server.tree():
+                        process.pin(pid, self.placement.server)
+                yield serving
+        except SampleFailed as failure:
+            raise SampleFailed(f"{failure}{died(server, str(failure))}") from None
+        if server.ending is not None:
+            serving.complaint = server.ending.complaint
 
-    def instruments(self) -> Instruments:
-        """Return what this machine has."""
-        return instruments.find()
-
-    def ceiling(self, words: Sequence[str], expected_s: float) -> list[dict[str, Any]]:
+    def ceiling(self, words: Sequence[str], expected_s: float) -> dict[str, Any]:
         """Run the load generator against its own responder, which has the server's CPU."""
-        assert self.program is not None
-        words = [*words, *cpu_words(self.placement.client), *responder_words(self.placement.server)]
-        return [generator.run(self.program, words, expected_s)]
-
-    def recover(self) -> None:
-        """Do nothing: nothing is ever lost."""
-
-
-@dataclass
-class LocalServing:
-    """A server that is loaded from this machine."""
-
-    executor: Local
-    address: str
-    hosting: Hosted | None = None
-    checks: Sequence[results.Check] = ()
-    complaint: str = ""
-
-    def ask(self, words: Sequence[str], limit_s: float, final: str = "result") -> dict[str, Any]:
-        """Run the load generator, and account for nothing."""
-        return self.generate(words, limit_s, final=final)
-
-    def load(self, words: Sequence[str], expected_s: float, instrument: Instrument | None = None) -> Loaded:
-        """Run the load generator, and account for the server's processes."""
-        watch = StealWatch()
-        if self.hosting is None:
-            return Loaded(self.generate(words, expected_s, watch.see))
-        account = account_words(self.hosting.server)
-        with self.hosting.watched(), instruments.applied(instrument, self.hosting.server.tree()) as reading:
-
-            def see(event: dict[str, Any]) -> None:
-                watch.see(event)
-                reading.see(event)
-
-            event = self.generate([*words, *account], expected_s, see)
-        return Loaded(event, watch.figures(), reading.counted, reading.stacks)
+        responder = ["--responder-cpu", str(self.placement.server[0])] if self.placement.server else []
+        return self.generate([*words, *responder], expected_s)
 
     def generate(
         self,
@@ -226,10 +98,47 @@ class LocalServing:
         on_event: generator.OnEvent | None = None,
         final: str = "result",
     ) -> dict[str, Any]:
-        """Run the load generator against the server."""
-        assert self.executor.program is not None
-        words = [*words, "--address", self.address, *cpu_words(self.executor.placement.client)]
-        return generator.run(self.executor.program, words, expected_s, on_event, final)
+        """Run the load generator on its CPUs; return its last event."""
+        assert self.program is not None
+        return generator.run(self.program, [*words, *cpu_words(self.placement.client)], expected_s, on_event, final)
+
+
+@dataclass
+class Serving:
+    """A server while it is measured."""
+
+    executor: Executor
+    address: str
+    server: Server | None = None
+    """None if the lab hasn't started it."""
+    memory_bytes: float = math.inf
+    checks: Sequence[results.Check] = ()
+    """The declarations of the arm, looked up on its process."""
+    complaint: str = ""
+    """How it ended, where that wasn't as it should; known after the end."""
+
+    def ask(self, words: Sequence[str], limit_s: float, final: str = "result") -> dict[str, Any]:
+        """Run a load that measures nothing; return the load generator's last event."""
+        return self.executor.generate([*words, "--address", self.address], limit_s, final=final)
+
+    def load(self, words: Sequence[str], expected_s: float, instrument: Instrument | None = None) -> Loaded:
+        """Load the server, as the words of the load generator say, and look into it meanwhile, if that is asked for."""
+        words = [*words, "--address", self.address]
+        watch = StealWatch()
+        if self.server is None:
+            return Loaded(self.executor.generate(words, expected_s, watch.see))
+        with (
+            process.MemoryWatch(self.server, self.memory_bytes),
+            instruments.applied(instrument, self.server.tree()) as reading,
+        ):
+
+            def see(event: dict[str, Any]) -> None:
+                watch.see(event)
+                reading.see(event)
+
+            event = self.executor.generate([*words, *account_words(self.server)], expected_s, see)
+        self.server.check_alive("while it was measured")
+        return Loaded(event, watch.figures(), reading.counted, reading.stacks)
 
 
 @dataclass

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ringlab import Refused, figures
-from ringlab.report import rate_of, tcpkali, verdicts_of
+from ringlab.report import rate_of, verdicts_of
 from ringlab.results import Result
 from ringlab.unpaired import Comparison, Judged
 
@@ -164,19 +164,6 @@ def result_csv(result: Result) -> str:
         if key in POINT_FIGURES
     ]  # fmt: skip
     return write_csv(["cell", "arm", "round", "position", "status", "figure", "value"], rows)
-
-
-def result_tcpkali(result: Result) -> str:
-    """Return a summary in tcpkali's format of each arm in each cell of the workload stream; raise Refused without any."""
-    texts = [
-        f"{arm}, {cell.name}:\n\n{summary}"
-        for cell in result.cells
-        if cell.workload == "stream"
-        for arm, summary in tcpkali.summaries(cell)
-    ]
-    if not texts:
-        raise Refused("tcpkali's format is for the workload stream, of which this result has nothing")
-    return "\n".join(texts)
 
 
 def write_csv(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

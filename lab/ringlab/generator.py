@@ -22,9 +22,6 @@ BUILD_TIMEOUT_S = 900
 GRACE_S = 20.0
 """How much longer than planned a load may take."""
 
-CHECK_S = 0.5
-"""How often is looked whether a load is still wanted."""
-
 OnEvent = Callable[[dict[str, Any]], None]
 
 
@@ -102,13 +99,10 @@ def run(
     expected_s: float,
     on_event: OnEvent | None = None,
     final: str = "result",
-    stdin: int = subprocess.DEVNULL,
-    check: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Run the generator to its end and return its last event, which must be `final`.
 
-    `on_event` sees every event as it comes, `check` is called again and again, and what either raises ends the generator;
-    `stdin` is a descriptor. Raise SampleFailed where nothing was measured.
+    `on_event` sees every event as it comes, and what it raises ends the generator. Raise SampleFailed where nothing was measured.
     """
     deadline = time.monotonic() + expected_s + GRACE_S
     last: dict[str, Any] = {}
@@ -116,7 +110,7 @@ def run(
         try:
             process = subprocess.Popen(
                 [*die_with_parent(), str(program), *words],
-                stdin=stdin,
+                stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 start_new_session=True,
@@ -127,11 +121,8 @@ def run(
         try:
             pending = b""
             while True:
-                check()
                 left_s = deadline - time.monotonic()
-                readable, _, _ = select.select([process.stdout], [], [], min(CHECK_S, max(0.0, left_s)))
-                if not readable and left_s > 0:
-                    continue
+                readable, _, _ = select.select([process.stdout], [], [], max(0.0, left_s))
                 if not readable:
                     raise SampleFailed(f"the load generator didn't end within {expected_s + GRACE_S:.0f} s")
                 data = os.read(process.stdout.fileno(), 1 << 20)

@@ -1,11 +1,11 @@
-"""The pages about many runs: figures over runs, and the index of a published folder. They need no network and no script."""
+"""The page about figures over many runs. It needs no network and no script."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-from ringlab import __version__, figures, report
+from ringlab import __version__, figures
 from ringlab.report import html
 from ringlab.report.scales import Axis
 from ringlab.trend import Run, Series
@@ -36,15 +36,6 @@ class CellTrend:
     control: str
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One run in the index of a site."""
-
-    run: Run
-    page: str
-    verdicts: list[tuple[str, str]]
-
-
 def render(runs: Sequence[Run], series: Sequence[Series], unread: Sequence[str], links: Sequence[str] = ()) -> str:
     """Return the page about figures over runs; `links` are the pages of the runs, where they have any."""
     cells: dict[str, list[Series]] = {}
@@ -63,21 +54,6 @@ def render(runs: Sequence[Run], series: Sequence[Series], unread: Sequence[str],
         unread=unread,
         version=__version__,
     )
-
-
-def render_index(entries: Sequence[Entry], unread: Sequence[str]) -> str:
-    """Return the first page of a site of runs, the latest first."""
-    return (
-        html.environment()
-        .get_template("index.html.j2")
-        .render(entries=list(reversed(entries)), unread=unread, version=__version__)
-    )
-
-
-def entry(run: Run, page: str) -> Entry:
-    """Prepare a run for the index."""
-    verdicts = [(cell.name, sentence) for cell in run.result.cells for _, _, sentence in report.verdicts_of(cell)]
-    return Entry(run, page, verdicts)
 
 
 def cell_trend(runs: Sequence[Run], name: str, series: Sequence[Series]) -> CellTrend:

@@ -157,7 +157,7 @@ def check_governor() -> Finding:
             name="governor",
             status="warning",
             text=f"{', '.join(sorted(governors))}: the CPUs' clock follows the load: ratios remain valid, but single figures don't",
-            remedy="cpupower frequency-set -g performance",
+            remedy="sudo pipx run pyperf system tune",
         )
     return Finding(name="governor", status="ok", text="performance")
 

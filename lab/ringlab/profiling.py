@@ -5,7 +5,6 @@ perf samples the stacks of all of a server's processes during the window. `perf 
 share of the samples (Gregg, The Flame Graph, Communications of the ACM 59, 2016).
 """
 
-import functools
 import hashlib
 import re
 from collections import Counter
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from markupsafe import escape
 
-from ringlab import execution, figures, instruments, manifest, results, runner, workloads
+from ringlab import figures, instruments, manifest, results, runner, workloads
 from ringlab.process import SampleFailed, SampleVoid
 
 FOLDER = "profiles"
@@ -105,10 +104,7 @@ def folded(stacks: Mapping[tuple[str, ...], int]) -> str:
 
 def profile(race: runner.Race, folder: Path) -> tuple[list[Path], list[str]]:
     """Draw a flame graph of each server in each cell that was measured; return the files, and what could not be drawn."""
-    try:
-        found = race.find_instruments(race.result.cells[0])
-    except execution.NoMachines as why:
-        return [], [str(why)]
+    found = instruments.find()
     if found.why_no_stacks:
         return [], [found.why_no_stacks]
     written: list[Path] = []
@@ -125,9 +121,7 @@ def profile(race: runner.Race, folder: Path) -> tuple[list[Path], list[str]]:
                 continue
             race.progress.step(f"{cell.name}: where {name} spends its time")
             try:
-                stacks = race.repeated(cell, name, functools.partial(sample, race, plan, arm, rate))
-            except execution.NoMachines as why:
-                return written, [*problems, str(why)]
+                stacks = sample(race, plan, arm, rate)
             except (SampleFailed, SampleVoid, OSError) as failure:
                 problems.append(f"{cell.name}, {name}: {failure}")
                 continue

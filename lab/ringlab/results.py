@@ -123,7 +123,6 @@ class Arm:
     repeats: Annotated[str, "The arm that this one is a second copy of (the A/A arm); empty for all others."] = ""
     skipped: Annotated[str, "Why it took no part; empty where it did."] = ""
     install: Annotated[str, "The command that would install what it lacks."] = ""
-    build: Annotated[str, "A hash of what was built, on a cluster."] = ""
     checks: list[Check] = field(default_factory=list)
 
 
@@ -433,35 +432,6 @@ class GoalVerdict:
 
 
 @dataclass(kw_only=True)
-class Machine:
-    """One of several machines that took part, as it was when the run began."""
-
-    name: str
-    role: Literal["server", "load"]
-    host: Annotated[str, "Its address."]
-    cpu_model: str = ""
-    cpus: int = 0
-    kernel: str = ""
-    ringlab: Annotated[str, "The version, and a hash of its sources."] = ""
-    generator: Annotated[str, "The load generator's version."] = ""
-    clock_offset_s: Annotated[float, "How far its time of day is ahead of that of the machine that runs the lab."] = 0.0
-    clock_uncertainty_s: Annotated[
-        float, "Half the round trip by which clocks were compared; the worst of the run."
-    ] = 0.0
-    placed: Annotated[str, "The part that ran there."] = ""
-
-
-@dataclass(kw_only=True)
-class Repeat:
-    """A trial that was repeated because it had lost a machine."""
-
-    cell: str
-    arm: str
-    machine: str
-    reason: str
-
-
-@dataclass(kw_only=True)
 class Run:
     """How the run was asked for, and how it went."""
 
@@ -474,7 +444,6 @@ class Run:
     interrupted: bool = False
     complete: Annotated[bool, "All cells that were planned have been measured."] = False
     notes: list[str] = field(default_factory=list)
-    repeats: Annotated[list[Repeat], "Trials that lost a machine, in their order."] = field(default_factory=list)
 
 
 @dataclass(kw_only=True)
@@ -486,9 +455,6 @@ class Result:
     run: Run
     environment: Environment = field(default_factory=Environment)
     preflight: list[Finding] = field(default_factory=list)
-    machines: Annotated[list[Machine], "Those of a cluster; empty where everything ran on one machine."] = field(
-        default_factory=list
-    )
     arms: list[Arm] = field(default_factory=list)
     cells: list[Cell] = field(default_factory=list)
     goals: list[GoalVerdict] = field(default_factory=list)

@@ -5,17 +5,16 @@ cell, and Ctrl-C ends the race early and keeps it.
 """
 
 import datetime
-import functools
 import itertools
 import math
 import os
 import random
 import statistics as averages
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeGuard, TypeVar
+from typing import Any, Protocol, TypeGuard
 
 from ringlab import (
     analysis,
@@ -35,10 +34,7 @@ from ringlab.workloads import CellPlan
 
 FAILURES_MAX = 2
 """After this many failures in a cell, an arm isn't tried again there: each failure may take the whole time limit."""
-REPEATS_MAX = 3
-"""The most times that a trial which has lost a machine is repeated."""
 CEILING_WINDOW_S = 1.0
-CEILING = "the load generator's own ceiling"
 PROGRAM_GRACE_S = 60.0
 BIND_COUNT_FIRST = 200
 BIND_TRIALS_MAX = 6
@@ -47,7 +43,6 @@ LOOK_ROUNDS_MIN = 7
 """With fewer rounds, a look after half of them decides little."""
 ROUNDS_TIMES_MAX = 3
 """The most rounds of undecided arms, as a multiple of those that were planned."""
-T = TypeVar("T")
 
 
 class Progress(Protocol):
@@ -110,17 +105,13 @@ class Race:
     """The same of this run."""
     unwritten: str = ""
     """Why the result couldn't be written the last time; it is tried again after every cell."""
-    elsewhere: execution.Executor | None = None
-    """Runs the trials, where that isn't on this machine."""
-    stopped: str = ""
-    """Why the race ended early, where nobody has interrupted it."""
     ports_held: bool = False
     """Closed connections held many ports for longer than a single one holds its port."""
 
     def executor(self, plan: CellPlan | None = None) -> execution.Executor:
         """Return what runs the trials, those of a cell or others."""
         placement = self.placement(plan) if plan is not None else self.result.run.placement
-        return self.elsewhere or execution.Local(self.program, placement)
+        return execution.Executor(self.program, placement)
 
     @property
     def scale(self) -> results.Scale:
@@ -225,19 +216,11 @@ class Race:
                     self.run_cell(plan, current)
             self.result.run.complete = True
         except KeyboardInterrupt:
-            self.end_early(current)
-        except execution.NoMachines as why:
-            self.stopped = str(why)
-            self.note(f"the run ended early: {why}")
-            self.end_early(current)
+            self.result.run.interrupted = True
+            if current is not None and current.samples:
+                self.conclude(current)
         finally:
             self.write()
-
-    def end_early(self, current: results.Cell | None) -> None:
-        """Keep what was measured until now."""
-        self.result.run.interrupted = True
-        if current is not None and current.samples:
-            self.conclude(current)
 
     def write(self) -> None:
         """Write all that is known."""
@@ -245,8 +228,6 @@ class Race:
         run.ended = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         environment.load_average_end = list(os.getloadavg())
         environment.stolen_s = preflight.stolen_s() - self.stolen_begin_s
-        if self.elsewhere is not None:
-            self.result.machines = self.elsewhere.records
         try:
             self.result.write(self.output)
             self.unwritten = ""
@@ -257,7 +238,7 @@ class Race:
     def conclude(self, cell: results.Cell) -> None:
         """Analyse a cell, write the result, and tell."""
         by_name = {arm.name: arm for arm in self.result.arms}
-        limit_by_ceiling(cell, several=bool(self.result.machines))
+        limit_by_ceiling(cell)
         cell.analysis = analysis.analyse(cell, [by_name[name] for name in cell.arms], self.options.baseline)
         self.write()
         self.progress.cell_done(cell)
@@ -336,8 +317,7 @@ class Race:
                     self.progress.advance(plan.sample_s(self.ceiling_scale(plan)))
                 if failures(cell, arm.name) < FAILURES_MAX:
                     self.progress.step(f"{plan.name}, round {number} of {last}, {arm.name}")
-                    trial = functools.partial(self.measure, plan, cell, arm, number, position, rate)
-                    sample = self.repeated(cell, arm.name, trial)
+                    sample = self.measure(plan, cell, arm, number, position, rate)
                     cell.samples.append(sample)
                     beyond_s = sample.duration_s - plan.sample_s(self.scale_of(arm), 0.0)
                     if sample.status == "measured":
@@ -396,26 +376,6 @@ class Race:
             sample.reasons.append(str(failure))
         sample.duration_s = time.monotonic() - begin
         return sample
-
-    def repeated(self, cell: results.Cell, what: str, trial: Callable[[], T]) -> T:
-        """Return what a trial of an arm, or of something else, returns. One that has lost a machine is repeated, and the result says so.
-
-        Raise NoMachines.
-        """
-        lost: execution.MachineLost | None = None
-        for _ in range(1 + REPEATS_MAX):
-            try:
-                if lost is not None and self.elsewhere is not None:
-                    self.elsewhere.recover()
-                return trial()
-            except execution.MachineLost as error:
-                lost = error
-                repeat = results.Repeat(cell=cell.name, arm=what, machine=lost.machine, reason=str(lost))
-                self.result.run.repeats.append(repeat)
-                self.progress.warn(f"{cell.name}, {what}: {lost}; the trial is repeated")
-        raise execution.NoMachines(
-            f"one trial has lost a machine {1 + REPEATS_MAX} times, the last time because {lost}"
-        )
 
     def workers(self, arm: manifest.Arm, asked: int = 0) -> int:
         """Return how many workers an arm is asked for; `asked` is what a cell asks for, if it asks for any."""
@@ -617,7 +577,7 @@ class Race:
                 continue
             self.progress.step(f"{plan.name}: whether {arm.name} can do it")
             try:
-                self.repeated(cell, arm.name, functools.partial(self.try_first_client, plan, arm))
+                self.try_first_client(plan, arm)
             except SampleFailed as failure:
                 cell.unable[arm.name] = str(failure)
             except SampleVoid:
@@ -639,7 +599,7 @@ class Race:
                 continue
             if arm.name not in known:
                 self.progress.step(f"{cell.name}: what {arm.name} parses")
-                known[arm.name] = self.repeated(cell, arm.name, functools.partial(self.probe_arm, arm))
+                known[arm.name] = self.probe_arm(arm)
         cell.probes = [known[arm.name] for arm in contestants if arm.name in known]
 
     def probe_arm(self, arm: manifest.Arm) -> results.Probe:
@@ -659,7 +619,7 @@ class Race:
         )
 
     def measure_ceiling(self, plan: CellPlan, cell: results.Cell, number: int) -> None:
-        """Find out in a round what the load generators reach by themselves, together if there are several."""
+        """Find out in a round what the load generator reaches by itself."""
         self.progress.step(f"{plan.name}, round {number} of {self.scale.rounds}, the load generator's own ceiling")
         words = ["ceiling", plan.kind, "--connections", str(plan.connections)]
         words += ["--size", str(plan.size_bytes)] if plan.kind == "echo" else []
@@ -667,22 +627,17 @@ class Race:
         words += ["--warm-up", f"{scale.warm_up_s:g}", "--window", f"{plan.window_s(scale):g}"]
         rate: float | None = None
         try:
-            trial = functools.partial(self.executor(plan).ceiling, words, plan.sample_s(scale))
-            events = self.repeated(cell, CEILING, trial)
+            event = self.executor(plan).ceiling(words, plan.sample_s(scale))
             # What its CPU time per operation allows: the responder may have been the limit of the rate itself.
-            rate = sum(float(event["ceiling"]["operations_per_s"]) for event in events)
+            rate = float(event["ceiling"]["operations_per_s"])
             if cell.ceiling is None:
-                busy = max(map(workloads.busy_fraction, events))
+                busy = workloads.busy_fraction(event)
                 cell.ceiling = results.Ceiling(operations_per_s=rate, client_cpu_fraction=busy)
                 cell.ceiling.rates = [None] * (number - 1)
         except (SampleFailed, KeyError, TypeError) as failure:
             self.note(f"no ceiling for {plan.name}: {failure}")
         if cell.ceiling is not None:
             cell.ceiling.rates.append(rate)
-
-    def find_instruments(self, cell: results.Cell) -> instruments.Instruments:
-        """Return what can look into servers on their machine."""
-        return self.repeated(cell, "what can look into servers", lambda: self.executor().instruments())
 
     def count_system_calls(
         self, plan: CellPlan, cell: results.Cell, contestants: Sequence[manifest.Arm], rate: float
@@ -691,7 +646,7 @@ class Race:
         contestants = [arm for arm in contestants if cell.measured(arm.name)]
         if not contestants:
             return
-        found = self.find_instruments(cell)
+        found = instruments.find()
         tool, instructions = found.tool, found.instructions
         if not instructions:
             self.note(f"instructions weren't counted: {found.why_no_instructions}")
@@ -700,8 +655,7 @@ class Race:
 
         def count(arm: manifest.Arm, tool: str, events: tuple[str, ...]) -> tuple[list[float], float]:
             instrument = instruments.Instrument(tool, events)
-            trial = functools.partial(self.look_into, plan, arm, rate, instrument, system_calls.WINDOW_S_MIN)
-            loaded = self.repeated(cell, arm.name, trial)
+            loaded = self.look_into(plan, arm, rate, instrument, system_calls.WINDOW_S_MIN)
             operations, window_s = plan.amount(loaded.event), loaded.event["window_s"]
             return [
                 system_calls.per_operation(tool, loaded.counted, operations, window_s, event) for event in events
@@ -743,11 +697,8 @@ def overhead_key(plan: CellPlan, arm: manifest.Arm) -> str:
     return f"{arm.repeats or arm.name} {kind} {plan.connections}"
 
 
-def limit_by_ceiling(cell: results.Cell, *, several: bool = False) -> None:
-    """Say which samples of a closed loop were near the load generator's limit: what the highest rate of all leaves no doubt about.
-
-    Several generators reach their ceilings without the network between them and the server, so one that was busy was a limit, too.
-    """
+def limit_by_ceiling(cell: results.Cell) -> None:
+    """Say which samples of a closed loop were near the load generator's limit: what the highest rate of all leaves no doubt about."""
     if cell.ceiling is None or "rate_fraction" in cell.parameters:
         return
     reached = [sample for arm in cell.arms for sample in cell.measured(arm) if "operations_per_s" in sample.figures]
@@ -756,8 +707,7 @@ def limit_by_ceiling(cell: results.Cell, *, several: bool = False) -> None:
     cell.ceiling.operations_per_s = max([*known, *rates], default=cell.ceiling.operations_per_s)
     for sample in reached:
         rate = sample.figures["operations_per_s"]
-        busy = several and sample.figures.get("client_busy_fraction", 0.0) > workloads.CLIENT_BUSY
-        sample.client_limited = busy or rate * workloads.CEILING_FACTOR > cell.ceiling.operations_per_s
+        sample.client_limited = rate * workloads.CEILING_FACTOR > cell.ceiling.operations_per_s
 
 
 def failures(cell: results.Cell, arm: str) -> int:

@@ -124,3 +124,30 @@ def make_ready(
 def not_built(arm: manifest.Arm, built: set[Path]) -> bool:
     """Return whether a build command would run for an arm."""
     return bool(arm.build.command) and arm.build_folder not in built and not manifest.is_built(arm)
+
+
+def outside(addresses: Sequence[str]) -> list[manifest.Arm]:
+    """Return the arms that stand for servers at HOST:PORT that run already; raise Refused."""
+    arms = []
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+            raise Refused(f"{address!r} is no address of a server: write it as HOST:PORT, for example 10.0.0.5:8080")
+        if addresses.count(address) > 1:
+            raise Refused(f"{address} is named twice; a second copy of the baseline is measured anyway (--again)")
+        arms.append(
+            manifest.Arm(
+                name=address,
+                target=address,
+                language="unknown",
+                title=f"the server that runs at {address}",
+                folder=Path(),
+                build_folder=Path(),
+                commands={},
+                workloads=tuple(
+                    name for name in manifest.SERVED if manifest.KIND_OF_WORKLOAD[name] in manifest.SERVERS
+                ),
+                address=address,
+            )
+        )
+    return arms

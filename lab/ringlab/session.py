@@ -1,21 +1,18 @@
 """From what is asked for to a race, and from the race to its reports; what can't be done as asked is refused before it takes time."""
 
-import contextlib
 import datetime
 import fnmatch
 import functools
 import itertools
-import math
 import os
 import random
 import re
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
@@ -37,16 +34,10 @@ from ringlab import (
     storage,
     workloads,
 )
-from ringlab.cluster import LOAD, LOCAL
-from ringlab.cluster.command import Elsewhere, arms_of_addresses
 from ringlab.progress import ConsoleProgress
 from ringlab.report import terminal
 
-if TYPE_CHECKING:
-    from ringlab.cluster.coordinator import Cluster
-
 EXIT_INTERRUPTED = 130
-HERE = Elsewhere()
 QUICK_MINUTES = 8.0
 """The time that `--quick` spends on measuring: with builds and probes it must end in under ten."""
 QUICK_WINDOW_MIN = 0.5
@@ -78,11 +69,11 @@ def measure(
     profile: bool = False,
     goals_file: Path | None = None,
     must_reach: bool = True,
-    elsewhere: Elsewhere = HERE,
+    addresses: Sequence[str] = (),
 ) -> int:
     """Run the lab; return the exit status, which says whether the goals are reached, if they must be."""
-    if elsewhere != HERE:
-        check_elsewhere(elsewhere, selectors, system_calls=bool(system_calls), profile=profile)
+    if addresses:
+        check_outside(selectors, system_calls=bool(system_calls), profile=profile)
     if quick and publish:
         raise Refused("--quick and --publish can't be combined")
     if adaptive and goals_file:
@@ -100,15 +91,13 @@ def measure(
         scale = replace(scale, rounds=rounds)
     plans = workloads.choose(what, name)
     asked = read_goals(goals_file, plans, targets_folder, must_reach) if goals_file else []
-    if elsewhere.addresses:
-        chosen = arms_of_addresses(elsewhere.addresses)
+    if addresses:
+        chosen = selection.outside(addresses)
         everyone = chosen
         plans = outside_plans(plans, what)
     else:
         chosen = selection.find(targets_folder, selectors, terminal.warn, {plan.workload for plan in plans})
         everyone = []
-    if elsewhere.cluster:
-        plans = loaded_plans(plans)
     if baseline and baseline not in {arm.name for arm in chosen}:
         everyone = everyone or manifest.discover(targets_folder, broken={})
         if baseline not in {arm.name for arm in everyone}:
@@ -117,25 +106,19 @@ def measure(
     chosen = [arm for arm in chosen if any(plan.serves in arm.workloads for plan in plans)] or chosen
     with (
         storage.claim(output) as folder,
-        placed_here(elsewhere, workers, placement, if_busy) as placed,
-        contextlib.ExitStack() as stack,
+        neighbours.announced(
+            lambda taken: preflight.place(workers, apart=placement == "apart", taken=taken), if_busy, terminal.warn
+        ) as placed,
     ):
         lesser = [arm.name for arm in chosen if quick and not selectors and not arm.quick]
         chosen = [arm for arm in chosen if arm.name not in lesser]
         budget_s = (minutes or QUICK_MINUTES) * 60
         ready_by = begun + budget_s / 2 if quick else None
-        cluster: Cluster | None = None
-        with console.status("checking which targets can run here") as status:
-            if elsewhere.addresses:
-                present, records = {arm.name: arm for arm in chosen}, [arm.record() for arm in chosen]
-            elif elsewhere.cluster in ("", LOCAL):
-                # In the network namespaces of a local cluster nothing can be downloaded.
+        if addresses:
+            present, records = {arm.name: arm for arm in chosen}, [arm.record() for arm in chosen]
+        else:
+            with console.status("checking which targets can run here") as status:
                 present, records = selection.make_ready(chosen, status.update, ready_by)
-            if elsewhere.cluster:
-                status.update("connecting to the machines of the cluster")
-                cluster = stack.enter_context(elsewhere.joined(placed, targets_folder))
-                if not elsewhere.addresses:
-                    present, records = cluster.make_ready(chosen, status.update)
         if baseline and baseline not in present:
             reason = next(
                 (record.skipped for record in records if record.name == baseline), "it isn't among the chosen targets"
@@ -159,15 +142,14 @@ def measure(
             ),
             arms=records,
         )
-        race = start_race(console, result, present, plans, folder / storage.RESULT_FILE, cluster)
+        race = start_race(console, result, present, plans, folder / storage.RESULT_FILE)
         race.options = runner.Options(
             workers=workers,
             baseline=baseline,
             again=again,
             adaptive=adaptive,
-            system_calls=not elsewhere.addresses and (not quick if system_calls is None else system_calls),
-            # A machine of a cluster knows itself how much it has.
-            memory_bytes=math.inf if elsewhere.cluster and not memory else preflight.memory_limit(memory),
+            system_calls=not addresses and (not quick if system_calls is None else system_calls),
+            memory_bytes=preflight.memory_limit(memory),
             profile=profile,
         )
         if limited:
@@ -177,11 +159,14 @@ def measure(
                 fit_quick(race, race.options.limit_s)
         if lesser:
             race.note(f"a quick run leaves out {', '.join(lesser)}: name them with --targets, or run without --quick")
-        for note in elsewhere_notes(elsewhere):
-            race.note(note)
+        if addresses:
+            race.note(
+                f"{', '.join(addresses)}: not started by the lab, so its CPU, its memory and its settings are unknown;"
+                " arms are ranked by rate, in an open loop by latency"
+            )
         command = ["ringlab", "run", *(plan.name for plan in plans)]
-        command += elsewhere.words()
-        command += ["--targets", ",".join(present)] if not elsewhere.addresses else []
+        command += [word for address in addresses for word in ("--address", address)]
+        command += ["--targets", ",".join(present)] if not addresses else []
         command += ["--rounds", str(race.scale.rounds), "--seconds", f"{race.scale.window_s:g}", "--seed", str(seed)]
         command += {"quick": ["--quick"], "normal": [], "publish": ["--publish"]}[name]
         command += ["--minutes", f"{budget_s / 60:g}"] if limited else []
@@ -193,7 +178,7 @@ def measure(
         command += ["--no-again"] if not again else []
         command += ["--adaptive"] if adaptive else []
         command += ["--goals", str(goals_file.resolve())] if goals_file and must_reach else []
-        if not elsewhere.addresses and race.options.system_calls == quick:  # Unlike it would be by itself.
+        if not addresses and race.options.system_calls == quick:  # Unlike it would be by itself.
             command.append("--no-system-calls" if not quick else "--system-calls")
         result.run.command = command
         code = finish(console, race, asked, must_reach)
@@ -218,12 +203,12 @@ def read_goals(
     return found
 
 
-def check_elsewhere(elsewhere: Elsewhere, selectors: Sequence[str], *, system_calls: bool, profile: bool) -> None:
+def check_outside(selectors: Sequence[str], *, system_calls: bool, profile: bool) -> None:
     """Raise Refused for what is possible only with servers that are started."""
-    if elsewhere.addresses and selectors:
+    if selectors:
         raise Refused("--address measures servers that run already, --targets starts servers: use one of them")
     for option, given in (("--system-calls", system_calls), ("--profile", profile)):
-        if given and elsewhere.addresses:
+        if given:
             raise Refused(
                 f"{option} looks into a server that the lab has started: leave it out, or name targets instead of --address"
             )
@@ -242,48 +227,6 @@ def outside_plans(plans: list[workloads.CellPlan], what: Sequence[str]) -> list[
             "none of these cells can be measured from outside: their figures are those of processes that the lab has started"
         )
     return seen
-
-
-def loaded_plans(plans: list[workloads.CellPlan]) -> list[workloads.CellPlan]:
-    """Return the cells that several machines can measure; raise Refused where there is none.
-
-    Those in which no server is loaded are left out, and `idle`, whose steps read the server's memory between connections.
-    """
-    found = [plan for plan in plans if plan.kind in manifest.SERVERS and plan.workload != "idle"]
-    if not found:
-        raise Refused(
-            "none of these cells can be measured on several machines, because no server is loaded in them, or its memory "
-            "is read step by step: run them on one machine, without --cluster"
-        )
-    return found
-
-
-@contextlib.contextmanager
-def placed_here(
-    elsewhere: Elsewhere, workers: int, placement: str, if_busy: neighbours.IfBusy
-) -> Iterator[results.Placement]:
-    """Give the CPUs of this machine on which is measured, if any are."""
-    if elsewhere.cluster not in ("", LOCAL):
-        yield results.Placement(text="on the machines of the cluster, each on the CPUs that its worker was given")
-        return
-    with neighbours.announced(
-        lambda taken: preflight.place(workers, apart=placement == "apart", taken=taken), if_busy, terminal.warn
-    ) as placed:
-        yield placed
-
-
-def elsewhere_notes(elsewhere: Elsewhere) -> Iterator[str]:
-    """Yield what a report must say about where was measured."""
-    if elsewhere.addresses:
-        yield (
-            f"{', '.join(elsewhere.addresses)}: not started by the lab, so its CPU, its memory and its settings are unknown;"
-            " arms are ranked by rate, in an open loop by latency"
-        )
-    if elsewhere.cluster == LOCAL:
-        yield (
-            "all machines are network namespaces of one: its CPUs and its kernel are shared, so the figures show that"
-            " a cluster works, not what it would reach"
-        )
 
 
 def with_window(scale: results.Scale, window_s: float) -> results.Scale:
@@ -306,38 +249,28 @@ def start_race(
     present: dict[str, manifest.Arm],
     plans: list[workloads.CellPlan],
     output: Path,
-    cluster: "Cluster | None" = None,
 ) -> runner.Race:
     """Look at the machine, and prepare to measure; what makes measuring pointless is an error."""
     program, problem = None, ""
     needs_load = any(plan.loaded for plan in plans)
-    if needs_load and cluster is None:
+    if needs_load:
         with console.status("looking for the load generator, and building it where it is missing"):
             try:
                 program = generator.find()
             except generator.GeneratorMissing as error:
                 problem = str(error)
     connections = max(plan.connections for plan in plans)
-    environment = None
-    if cluster is None:
-        findings = preflight.examine(connections, result.run.placement, program, problem)
-    else:
-        with console.status("looking at the machines of the cluster"):
-            findings, environment = cluster.examine(connections)
-        result.machines = cluster.records
+    findings = preflight.examine(connections, result.run.placement, program, problem)
     if not needs_load:
         findings = [finding for finding in findings if finding.name != "load generator"]
     result.preflight = findings
-    result.environment = environment or preflight.environment(program)
+    result.environment = preflight.environment(program)
     errors = [finding for finding in findings if finding.status == "error"]
     terminal.print_findings(console, findings, problems_only=True)
     if errors:
         raise Refused(f"nothing can be measured on this machine: {'; '.join(finding.name for finding in errors)}")
     race = runner.Race(result, present, plans, program, output, ConsoleProgress(console, 1.0))
-    if cluster is not None:
-        race.elsewhere = cluster
-    else:
-        race.overheads_s = storage.read_overheads()
+    race.overheads_s = storage.read_overheads()
     return race
 
 
@@ -360,8 +293,7 @@ def finish(console: Console, race: runner.Race, asked: Sequence[goals.Goal] = ()
     try:
         with progress.bar:
             race.run()
-        if race.elsewhere is None:
-            storage.write_overheads(race.overheads_s | race.overheads_found_s)
+        storage.write_overheads(race.overheads_s | race.overheads_found_s)
         terminal.print_left_out(console, result)
         terminal.print_summary(console, result)
         if asked:
@@ -380,14 +312,12 @@ def finish(console: Console, race: runner.Race, asked: Sequence[goals.Goal] = ()
         raise Refused(
             f"the reports can't be written: {error}; the result is kept, and `ringlab report {shlex.quote(str(race.output))}` shows it"
         ) from None
-    resumed = f"ringlab run --resume {shlex.quote(str(race.output))}"
-    if result.run.interrupted and not race.stopped and "--address" not in result.run.command:
+    if result.run.interrupted and "--address" not in result.run.command:
+        resumed = f"ringlab run --resume {shlex.quote(str(race.output))}"
         console.print(f"\ninterrupted; what was measured is kept. Resume with: {resumed}")
     console.print(f"\n{report.minutes(time.monotonic() - begun)}; the report is in:")
     for path in (race.output, *written):
         console.print(f"  {path}", markup=False, highlight=False)
-    if race.stopped:
-        raise Refused(f"{race.stopped}; what was measured until then is kept, and goes on with: {resumed}")
     if result.run.interrupted:
         return EXIT_INTERRUPTED
     if race.options.profile:
@@ -410,17 +340,9 @@ def draw_profiles(console: Console, race: runner.Race) -> None:
 def resume(path: Path, targets_folder: Path | None, if_busy: neighbours.IfBusy) -> int:
     """Go on with a run that was interrupted; return the exit status."""
     result = results.Result.read(path)
-    try:
-        elsewhere = Elsewhere.of(as_given(result.run.command))
-    except ValueError as error:
-        raise Refused(f"{path} isn't a result that ringlab wrote: {error}; start a new run") from None
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(storage.lock(path.parent))
-        # The machines of a cluster know themselves whether they are free.
-        if elsewhere.cluster in ("", LOCAL):
-            keep = functools.partial(keep_place, result)
-            stack.enter_context(neighbours.announced(keep, if_busy, terminal.warn))
-        return go_on(path, result, targets_folder, elsewhere, stack)
+    keep = functools.partial(keep_place, result)
+    with storage.lock(path.parent), neighbours.announced(keep, if_busy, terminal.warn):
+        return go_on(path, result, targets_folder)
 
 
 def as_given(command: Sequence[str]) -> list[str]:
@@ -443,18 +365,12 @@ def keep_place(result: results.Result, taken: set[int]) -> results.Placement:
     return replace(placement)
 
 
-def go_on(
-    path: Path,
-    result: results.Result,
-    targets_folder: Path | None,
-    elsewhere: Elsewhere,
-    stack: contextlib.ExitStack,
-) -> int:
+def go_on(path: Path, result: results.Result, targets_folder: Path | None) -> int:
     """Measure what a result lacks; return the exit status."""
     console = terminal.make_console()
     if result.run.complete:
         raise Refused(f"{path} is complete, there is nothing to resume; `ringlab report {path}` shows it")
-    if elsewhere.addresses:
+    if "--address" in result.run.command:
         raise Refused(
             f"{path} is about servers that the lab has not started, and nobody knows whether they are still the same; start a new run"
         )
@@ -479,18 +395,8 @@ def go_on(
         targets_folder = Path(values["--targets-folder"])
     wanted = {arm.name for arm in result.arms if not arm.skipped and not arm.repeats}
     arms = [arm for arm in selection.find(targets_folder, (), terminal.warn) if arm.name in wanted]
-    cluster: Cluster | None = None
     with console.status("checking which targets can run here") as status:
-        if elsewhere.cluster in ("", LOCAL):
-            # In the network namespaces of a local cluster nothing can be downloaded.
-            present, records = selection.make_ready(arms, status.update)
-        if elsewhere.cluster:
-            status.update("connecting to the machines of the cluster")
-            loads = sum(machine.role == LOAD for machine in result.machines)
-            again = replace(elsewhere, generators=loads)
-            cluster = stack.enter_context(again.joined(result.run.placement, targets_folder))
-            check_machines(path, result.machines, cluster.records)
-            present, records = cluster.make_ready(arms, status.update)
+        present, records = selection.make_ready(arms, status.update)
     lost = sorted(wanted - set(present))
     if lost:
         reasons = {record.name: record.skipped for record in records}
@@ -498,10 +404,7 @@ def go_on(
         raise Refused(f"these took part and can't run any more: {'; '.join(lines)}")
     before = result.environment
     plans = [workloads.BY_NAME[cell.name] for cell in result.cells]
-    race = start_race(console, result, present, plans, path, cluster)
-    for before_build, record in ((each.build, new) for new in records for each in result.arms if each.name == new.name):
-        if before_build != record.build:
-            race.note(f"what follows of {record.name} is another program ({record.build}) than before ({before_build})")
+    race = start_race(console, result, present, plans, path)
     race.options = runner.Options(
         workers=workers,
         baseline=values.get("--baseline", ""),
@@ -509,14 +412,12 @@ def go_on(
         adaptive="--adaptive" in words,
         system_calls="--system-calls" in words
         or (result.run.scale.name != "quick" and "--no-system-calls" not in words),
-        # A machine of a cluster knows itself how much it has.
-        memory_bytes=math.inf if elsewhere.cluster and not memory else preflight.memory_limit(memory or None),
+        memory_bytes=preflight.memory_limit(memory or None),
     )
     for name in ("machine", "cpu_model", "cpus_usable", "kernel"):
         then, now = getattr(before, name), getattr(result.environment, name)
         if then != now:
-            whose = "the server's machine" if elsewhere.cluster else "this machine"
-            raise Refused(f"{whose} isn't the one of {path}: {name} was {then}, and is {now}; start a new run")
+            raise Refused(f"this machine isn't the one of {path}: {name} was {then}, and is {now}; start a new run")
     if before.revision != result.environment.revision:
         race.note(f"what follows is of revision {result.environment.revision}, what was before of {before.revision}")
     # Both go on from where they were.
@@ -531,23 +432,6 @@ def go_on(
         f"the run was interrupted and resumed at {datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H:%M:%SZ}"
     )
     return finish(console, race, asked, must_reach=True)
-
-
-def check_machines(path: Path, before: Sequence[results.Machine], now: Sequence[results.Machine]) -> None:
-    """Raise Refused where the machines of a cluster aren't those of a result: rounds on others can't be put together with its own."""
-
-    def seen(machine: results.Machine) -> tuple[str, ...]:
-        return (machine.role, machine.name, machine.cpu_model, f"{machine.cpus} CPUs", machine.kernel)
-
-    for one, other in itertools.zip_longest(sorted(map(seen, before)), sorted(map(seen, now))):
-        if one != other:
-            shown = (
-                ", ".join(filter(None, each[1:])) + f" ({each[0]})" if each else "no machine" for each in (one, other)
-            )
-            raise Refused(
-                f"the machines aren't those of {path}: {next(shown)} took part, and now there is {next(shown)};"
-                " start their `ringlab worker` again with the same --name, or start a new run"
-            )
 
 
 def compare_within(source: Path, first: str, second: str, what: Sequence[str]) -> None:

@@ -17,6 +17,7 @@ from ringlab.report import html, markdown
 
 FOLDER = "ringlab-results"
 RESULT_FILE = "result.json"
+HTML_FILE = "report.html"
 OVERHEAD_S_MAX = 600.0
 
 
@@ -142,6 +143,6 @@ def write_reports(result: results.Result, folder: Path) -> list[Path]:
     path = folder / "report.md"
     results.write_text(path, markdown.render(result))
     written = [path]
-    path = folder / "report.html"
+    path = folder / HTML_FILE
     results.write_text(path, html.render([(folder.name, result)]))
     return [*written, path]

@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 
 import recorded
 from conftest import CALL_SOON, FAST, MakeTargets, command_of
-from ringlab import cli, guard, manifest, preflight, publishing, results, session, storage, workloads
+from ringlab import cli, guard, history, manifest, preflight, results, session, storage, workloads
 from ringlab.report import terminal
 
 # Each starts dozens of processes, which takes its time where a machine has much to do.
@@ -297,11 +297,7 @@ def test_an_arm_ties_with_itself(make_targets: MakeTargets, tmp_path: Path) -> N
     assert cell.analysis.groups[0].verdict.kind == "tie"
 
 
-FORMATS = [kind for kind in cli.FORMATS if kind != "tcpkali"]
-"""Of any result; tcpkali's is for streams, and tested with these."""
-
-
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("kind", cli.FORMATS)
 def test_a_result_is_reported(kind: str, tmp_path: Path) -> None:
     found = ringlab("report", recorded.FILE, "--format", kind)
     assert found.exit_code == 0, found.output
@@ -543,17 +539,15 @@ def test_names_that_are_no_text_are_written_out(
     assert result.environment.variables["MALLOC_ARENA_MAX"] == "caf\\udce9"
     assert f"{tmp_path}/caf\\udce9" in result.run.command
     of_kind = [
-        ["report", str(output), "--format", kind, "--output", str(tmp_path / f"{name}.{kind}")] for kind in FORMATS
+        ["report", str(output), "--format", kind, "--output", str(tmp_path / f"{name}.{kind}")] for kind in cli.FORMATS
     ]
     finish([sys.executable, "-c", IN_ONE_PROCESS, json.dumps(of_kind)])
-    assert all((tmp_path / f"{name}.{kind}").exists() for kind in FORMATS)
+    assert all((tmp_path / f"{name}.{kind}").exists() for kind in cli.FORMATS)
     assert "caf\\udce9-2" in run("report", output, "--format", "html")
     of_both = ("--control", "none", "--junit", tmp_path / f"{name}.xml", "--summary", "-")
     assert "caf\\udce9-2" in run("compare", runs / f"{name}-1", output, *of_both)
     run("trend", runs)
-    assert "caf\\udce9-2" in (runs / publishing.TREND_FILE).read_text()
-    run("publish", runs, "--output", tmp_path / f"{name}-site")
-    assert "caf\\udce9-2" in (tmp_path / f"{name}-site" / "index.html").read_text()
+    assert "caf\\udce9-2" in (runs / history.TREND_FILE).read_text()
 
 
 def test_a_broken_manifest_stops_only_its_own_target(make_targets: MakeTargets, tmp_path: Path) -> None:
@@ -703,10 +697,6 @@ def test_words_without_sense_are_refused(
         ({"run": {"begun": "yesterday"}}, "isn't a result that ringlab wrote: Invalid isoformat string: 'yesterday'"),
         ({"run": {"begun": "9999-12-31T23:59:59-01:00"}}, "isn't a result that ringlab wrote: date value out of range"),
         ({"run": {"command": ["--workers", "many"]}}, "isn't a result that ringlab wrote: invalid literal for int()"),
-        (
-            {"run": {"command": ["--generators", "many"]}},
-            "isn't a result that ringlab wrote: invalid literal for int()",
-        ),
     ],
 )
 def test_what_is_no_longer_known_cannot_go_on(
@@ -740,7 +730,7 @@ def test_a_damaged_histogram_is_named(tmp_path: Path) -> None:
 
 def test_a_report_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "none" / "report"
-    for kind in FORMATS:
+    for kind in cli.FORMATS:
         found = ringlab("report", recorded.FILE, "--format", kind, "--output", path)
         assert found.exit_code == 2, found.output
         assert f"{path} can't be written: No such file or directory; choose another file with --output" in found.output

@@ -7,7 +7,6 @@ import pytest
 from rich.console import Console
 
 from ringlab import exports, generator, results, runner, sweep, workloads
-from ringlab.audit import document, tools
 from ringlab.report import html, markdown, terminal
 
 MakeRace = Callable[..., runner.Race]
@@ -198,32 +197,6 @@ def test_a_lying_server_is_void_in_every_load(cell: str, make_race: MakeRace, mo
     assert "should be 0x41" in first_sample(race).reasons[0]
 
 
-@pytest.mark.parametrize("name", ["stream/100", "stream/discard/100"])
-def test_streams_have_a_summary_that_the_audit_of_tcpkalis_reads(name: str, make_race: MakeRace) -> None:
-    race = make_race([name], rounds=3, one=1.0)
-    race.run()
-    (cell,) = race.result.cells
-    text = exports.result_tcpkali(race.result)
-    for file_name, report in (("ours.txt", text), ("report.md", markdown.render(race.result))):
-        records = tools.read_blocks(document.read(report, file_name))
-        assert len(records) == 2
-        for record, arm in zip(records, ("one", "one (again)"), strict=True):
-            figures = [sample.figures for sample in cell.measured(arm)]
-            sample = sorted(figures, key=lambda each: each["megabytes_per_s"])[1]
-            received, window_s = sample["bytes_received"], sample["window_s"]
-            assert (received == 0) == (name == "stream/discard/100")
-            assert record.settings["connections"].quantity.value == 100
-            for kind, value in (
-                ("bytes_sent", sample["bytes_sent"]),
-                ("bytes_received", received),
-                ("bandwidth_down", received / window_s),
-                ("bandwidth_up", sample["bytes_sent"] / window_s),
-                ("bandwidth_each", (received + sample["bytes_sent"]) / window_s / 100),
-                ("measured_time", window_s),
-            ):
-                assert record.figures[kind].quantity.meets(0.9999 * value, 1.0001 * value), (kind, value)
-
-
 def test_a_stream_in_one_direction_is_ranked_by_cpu_per_megabyte_that_was_taken(make_race: MakeRace) -> None:
     race = make_race(["stream/discard/100"], rounds=3, one=1.0, two=2.0)
     race.run()
@@ -268,12 +241,6 @@ def test_a_server_that_miscounts_is_void_by_the_real_load_generator(
     assert liar.reasons[0].startswith(
         'wrong count on connection 0: the server says that it has received "1000" bytes, and '
     )
-
-
-def test_the_summary_is_for_streams_only(make_race: MakeRace) -> None:
-    race = make_race(["idle/echo/1000"], rounds=1, one=1.0)
-    with pytest.raises(Exception, match="is for the workload stream, of which this result has nothing"):
-        exports.result_tcpkali(race.result)
 
 
 # --- which cells, and how long they take ---

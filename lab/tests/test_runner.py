@@ -547,11 +547,11 @@ def test_an_arm_that_compiles_meanwhile_is_warmed_up_longer(
     race.options.baseline = "one"
     loads: list[list[str]] = []
 
-    def load(serving: execution.LocalServing, words: list[str], *more: object) -> execution.Loaded:
+    def load(serving: execution.Serving, words: list[str], *more: object) -> execution.Loaded:
         loads.append(words)
         raise process.SampleFailed("not now")
 
-    monkeypatch.setattr(execution.LocalServing, "load", load)
+    monkeypatch.setattr(execution.Serving, "load", load)
     race.run()
     warm_ups = sorted(words[words.index("--warm-up") + 1] for words in loads if words[0] == "echo")
     assert warm_ups == ["0", "0", "3"]

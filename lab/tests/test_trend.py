@@ -1,17 +1,16 @@
 """Figures over many runs: steps are found where there are any, and the pages show them."""
 
-import errno
 import math
-import os
 import random
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringlab import cli, pages, session, steps, trend
+from ringlab import cli, pages, steps, trend
 from runs import make_run, write_run
 from test_report_html import Balance, browse
 
@@ -229,112 +228,23 @@ def test_a_browser_shows_the_page_without_scrolling_sideways(tmp_path: Path, wid
     assert found["requests"] == []
 
 
+def test_runs_lead_to_their_reports(tmp_path: Path) -> None:
+    folder = fill(tmp_path / "50% of runs", count=3)
+    for run in ("2026-11-01", "2026-11-03"):
+        (folder / run / "report.html").write_text("a report")
+    page = tmp_path / "pages" / "trend.html"
+    page.parent.mkdir()
+    found = ringlab("trend", folder, "--output", page)
+    assert found.exit_code == 0, found.output
+    links = [part.partition('"')[0] for part in page.read_text().split('href="')[1:]]
+    reports = [unquote(link) for link in links if not link.startswith("#")]
+    assert reports == [f"../50% of runs/{run}/report.html" for run in ("2026-11-01", "2026-11-03")]
+    assert all((page.parent / link).exists() for link in reports)
+
+
 def test_names_are_text(tmp_path: Path) -> None:
     for number in (1, 2):
         write_run(tmp_path, make_run({"<script>alert(1)</script>": 5.0}, number=number))
     runs, unread = trend.find_runs(tmp_path)
     page = pages.render(runs, list(trend.all_series(runs)), unread)
     assert "<script>" not in page
-
-
-# --- sites ---
-
-
-def test_a_site_has_all_runs_and_its_links_lead_somewhere(tmp_path: Path) -> None:
-    site = tmp_path / "site"
-    found = ringlab("publish", fill(tmp_path / "results", count=3), "--output", site)
-    assert found.exit_code == 0, found.output
-    for page in ("index.html", "trend.html"):
-        text = (site / page).read_text()
-        Balance().feed(text)
-        links = [part.partition('"')[0] for part in text.split('href="')[1:]]
-        assert links
-        assert all((site / link).exists() for link in links if not link.startswith("#"))
-    assert (site / "runs" / "2026-11-02" / "figures.csv").read_text().startswith("cell,")
-
-
-def test_a_site_is_replaced_and_nothing_else_is(tmp_path: Path) -> None:
-    folder, site = fill(tmp_path / "results", count=2), tmp_path / "site"
-    assert ringlab("publish", folder, "--output", site).exit_code == 0
-    (site / "left-over.html").touch()
-    assert ringlab("publish", folder, "--output", site).exit_code == 0
-    assert not (site / "left-over.html").exists()
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "precious").touch()
-    found = ringlab("publish", folder, "--output", other)
-    assert found.exit_code == 2
-    assert "isn't empty, and no site of ringlab" in found.output
-    assert (other / "precious").exists()
-    (tmp_path / ".ringlab-site").touch()
-    found = ringlab("publish", folder, "--output", tmp_path)
-    assert found.exit_code == 2
-    assert "which would be replaced" in found.output
-    assert folder.exists()
-
-
-def test_a_site_is_whole_where_it_cannot_be_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    folder, site = fill(tmp_path / "results", count=2), tmp_path / "site"
-    assert ringlab("publish", folder, "--output", site).exit_code == 0
-    (site / "mine").touch()
-
-    def refused(output: object, message: str) -> None:
-        found = ringlab("publish", folder, "--output", output)
-        assert found.exit_code == 2, found.output
-        assert message in found.output
-        assert (site / "mine").exists()
-        assert (site / "index.html").exists()
-        assert {path.name for path in tmp_path.iterdir()} == {"results", "site"}
-
-    monkeypatch.chdir(site)
-    refused(".", "the current folder is in ., which would be replaced; choose another folder with --output")
-    monkeypatch.chdir(site / "runs")
-    refused(site, "the current folder is in ")
-    monkeypatch.chdir(tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "is_mount", lambda path: path == site)
-        refused(site, f"{site} is where a file system is mounted, which can't be replaced")
-    rename = Path.rename
-
-    def renamed(path: Path, target: Path) -> Path:
-        if path.name == "made":
-            raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(target))
-        return rename(path, target)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "rename", renamed)
-        refused(site, f"{site}: Permission denied")
-
-
-@pytest.mark.parametrize("last", ["site", "made"])
-def test_an_interrupt_while_a_site_is_replaced_leaves_one(
-    last: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """It comes right after one of the two renames."""
-    folder, site = fill(tmp_path / "results", count=2), tmp_path / "site"
-    assert ringlab("publish", folder, "--output", site).exit_code == 0
-    (site / "old").touch()
-    rename = Path.rename
-
-    def interrupted(path: Path, target: Path) -> Path:
-        found = rename(path, target)
-        if path.name == last:
-            raise KeyboardInterrupt
-        return found
-
-    monkeypatch.setattr(Path, "rename", interrupted)
-    found = ringlab("publish", folder, "--output", site)
-    assert found.exit_code == session.EXIT_INTERRUPTED, found.output
-    assert (site / "index.html").exists()
-    assert (site / "old").exists() == (last == "site")
-    assert {path.name for path in tmp_path.iterdir()} == {"results", "site"}
-
-
-def test_a_site_that_a_link_leads_to_is_replaced(tmp_path: Path) -> None:
-    folder, site, link = fill(tmp_path / "results", count=2), tmp_path / "site", tmp_path / "link"
-    link.symlink_to(site)
-    for _ in range(2):
-        assert ringlab("publish", folder, "--output", link).exit_code == 0
-        assert link.is_symlink()
-        assert (site / "index.html").exists()
-        assert not site.is_symlink()

@@ -17,7 +17,6 @@ use crate::endpoint::Endpoint;
 use crate::link;
 use crate::output;
 use crate::settings::Settings;
-use crate::start::Start;
 use crate::system;
 
 const VERSION: &str = if cfg!(debug_assertions) {
@@ -82,7 +81,6 @@ The result:
                 processes
   ceiling       (ceiling) operations_per_s if the generator were busy all the time
   beside        (http --beside) connections, and how many of their requests were answered
-  start_late_ns (--start-on-stdin) how late the window opened
 and interrupted, ended_early, options, schema_version, workload.
 
 Example: 50 connections for 5 s, on CPU 1, with the cost of the server:
@@ -180,7 +178,7 @@ impl Workload {
             Self::Http(Http { common, .. }) => (common, "http"),
             Self::Websocket(WebSocket { common, .. }) => (common, "websocket"),
             Self::Rtt(Rtt { common, .. }) => (common, "rtt"),
-            Self::Ceiling(_) | Self::Account(_) | Self::Responder(_) => return None,
+            Self::Ceiling(_) | Self::Responder(_) => return None,
         };
         match (&common.address.endpoint, self) {
             (Endpoint::Unix(_), Self::Discard(_)) => Some(
@@ -285,12 +283,6 @@ pub(crate) enum Workload {
     #[command(after_long_help = CEILING_HELP)]
     Ceiling(Ceiling),
 
-    /// The cost of a server's processes while generators on other machines load it
-    ///
-    /// Prints "accounting" when it is ready, reads from stdin when the warm-up begins (as with --start-on-stdin), and prints what the window
-    /// after it cost: "server" in the result.
-    Account(Bookkeeping),
-
     /// The responder of `ceiling`, on 127.0.0.1. It ends when its stdin ends
     Responder(Responder),
 }
@@ -340,12 +332,6 @@ pub(crate) struct Common {
     #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = parse_seconds)]
     #[serde(rename = "ramp_s", serialize_with = "as_seconds")]
     pub(crate) ramp: Duration,
-
-    /// Connect, and then wait for a line on stdin with the instant at which the warm-up begins, in ns of CLOCK_MONOTONIC
-    ///
-    /// Generators on several machines then load one server in the same window. "connected" is printed before the wait.
-    #[arg(long)]
-    pub(crate) start_on_stdin: bool,
 
     /// Seconds after which an answer, a datagram or a connection counts as lost
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = parse_positive_seconds)]
@@ -630,29 +616,6 @@ pub(crate) struct Rtt {
     pub(crate) cold: u32,
 }
 
-/// Whose cost is read, and when.
-#[derive(Args, Clone, Debug, Serialize)]
-pub(crate) struct Bookkeeping {
-    /// Process of the server, which counts with its descendants. May be given several times
-    #[arg(long, value_name = "PID", required = true, value_parser = clap::value_parser!(i32).range(1..))]
-    pub(crate) account: Vec<i32>,
-
-    /// Variable in the environment of the server. With --account, what was started later with the same value, or with that, a slash and more,
-    /// counts as well, such as a process whose parent has ended
-    #[arg(long, value_name = "NAME=VALUE", requires = "account")]
-    pub(crate) account_mark: Option<String>,
-
-    /// Seconds between the start and the window
-    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = parse_seconds)]
-    #[serde(rename = "warm_up_s", serialize_with = "as_seconds")]
-    pub(crate) warm_up: Duration,
-
-    /// Seconds to measure
-    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = parse_positive_seconds)]
-    #[serde(rename = "window_s", serialize_with = "as_seconds")]
-    pub(crate) window: Duration,
-}
-
 /// The protocol of the responder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
@@ -711,7 +674,6 @@ impl Ceiling {
             },
             measuring: self.measuring.clone(),
             ramp: Duration::ZERO,
-            start_on_stdin: false,
             timeout: Duration::from_secs(5),
             max_operations: None,
             seed: 1,
@@ -739,7 +701,6 @@ impl Common {
             threads: load.threads.min(connections) as usize,
             cpus: measuring.cpu.clone().map_or_else(Vec::new, |cpus| cpus.0),
             ramp_ns: system::ns(self.ramp),
-            start: self.start_on_stdin.then(Start::from_stdin),
             warm_up_ns: system::ns(measuring.warm_up),
             window_ns: system::ns(measuring.window),
             rate,

@@ -17,8 +17,6 @@ use crate::system::{self, Clock, NS_PER_S, Switches, now_ns};
 const INTERRUPTED_DRAIN_NS: u64 = NS_PER_S;
 /// How long a server rests after each step of opening connections, before its memory is read.
 const SETTLING_NS: u64 = 50_000_000;
-/// How often to look whether stdin has said when to start.
-const LOOK_NS: u64 = 1_000_000;
 
 /// The record of a run, apart from the measurements of its threads.
 #[derive(Debug, Default)]
@@ -33,8 +31,6 @@ pub(crate) struct Record {
     pub(crate) was_interrupted: bool,
     /// The memory of the server after each step of opening connections.
     pub(crate) levels: Vec<Level>,
-    /// How late the window opened, if its instant was given.
-    pub(crate) start_late_ns: Option<u64>,
     /// Why the run ended early.
     pub(crate) ended_early: Option<String>,
 }
@@ -54,10 +50,6 @@ pub(crate) struct Control<'a> {
     last_progress: (u64, u64),
     /// Whether the slow readings before the window are done.
     prepared: bool,
-    /// The instant at which the warm-up begins, if it was given.
-    start_ns: Option<u64>,
-    /// Whether "connected" was printed.
-    announced: bool,
     pub(crate) record: Record,
 }
 
@@ -85,8 +77,6 @@ impl<'a> Control<'a> {
             next_progress_ns: now + NS_PER_S,
             last_progress: (now, 0),
             prepared: false,
-            start_ns: None,
-            announced: false,
             record: Record::default(),
         }
     }
@@ -121,7 +111,7 @@ impl<'a> Control<'a> {
                 if stepped
                     && self.shared.threads_ready.load(Ordering::SeqCst) == self.settings.threads
                 {
-                    now = self.begin_when_told(now);
+                    now = self.begin(now);
                 }
             }
             Phase::WarmUp => {
@@ -195,43 +185,20 @@ impl<'a> Control<'a> {
         now_ns()
     }
 
-    /// All connections are open: begins, or waits for the instant that was or will be given.
-    fn begin_when_told(&mut self, now: u64) -> u64 {
-        if !self.announced {
-            self.announced = true;
-            self.record.connected_ns = now - self.began_ns;
-            output::event(
-                "connected",
-                json!({"connections": self.shared.alive(), "seconds": self.record.connected_ns as f64 / 1e9}),
-            );
-        }
-        let Some(start) = &self.settings.start else {
-            return self.begin_warm_up();
-        };
-        match start.instant_ns() {
-            Some(Ok(start_ns)) if now >= start_ns => {
-                self.start_ns = Some(start_ns);
-                return self.begin_warm_up();
-            }
-            Some(Ok(start_ns)) => self.deadline_ns = start_ns,
-            Some(Err(reason)) => {
-                self.end_early(Some(reason));
-                self.shared.set_phase(Phase::Over);
-            }
-            None => self.deadline_ns = now + LOOK_NS,
-        }
-        now
-    }
-
-    fn begin_warm_up(&mut self) -> u64 {
+    /// All connections are open: begins to warm up.
+    fn begin(&mut self, now: u64) -> u64 {
+        self.record.connected_ns = now - self.began_ns;
+        output::event(
+            "connected",
+            json!({"connections": self.shared.alive(), "seconds": self.record.connected_ns as f64 / 1e9}),
+        );
         let without_warm_up = self.settings.warm_up_ns == 0;
         if without_warm_up {
             self.record.readings.prepare(self.account);
             self.prepared = true;
         }
         let now = now_ns();
-        // A thread that came late doesn't delay the window, which is the same on all machines.
-        self.deadline_ns = self.start_ns.unwrap_or(now) + self.settings.warm_up_ns;
+        self.deadline_ns = now + self.settings.warm_up_ns;
         self.shared.sending_begin_ns.store(now, Ordering::Release);
         self.shared.set_phase(Phase::WarmUp);
         if without_warm_up {
@@ -258,10 +225,6 @@ impl<'a> Control<'a> {
         self.record.readings.open(self.account);
         let now = now_ns();
         self.shared.open_window(now);
-        let due_ns = self
-            .start_ns
-            .map(|start_ns| start_ns + self.settings.warm_up_ns);
-        self.record.start_late_ns = due_ns.map(|due_ns| now.saturating_sub(due_ns));
         self.deadline_ns = now + self.settings.window_ns;
         self.next_progress_ns = now + NS_PER_S;
         self.last_progress = (now, 0);

@@ -22,7 +22,6 @@
 mod accounting;
 mod arguments;
 mod beside;
-mod bookkeeping;
 mod ceiling;
 mod cold;
 mod connection;
@@ -45,7 +44,6 @@ mod run;
 mod schedule;
 mod settings;
 mod shared;
-mod start;
 mod system;
 mod websocket;
 mod worker;
@@ -118,10 +116,6 @@ fn measure(workload: &Workload) -> anyhow::Result<()> {
         Workload::Ceiling(ceiling) => {
             let result = ceiling::measure(ceiling, CONNECTIONS, &interrupted)?;
             print_result("ceiling", ceiling, result);
-        }
-        Workload::Account(options) => {
-            let result = bookkeeping::measure(options, &interrupted)?;
-            print_result("account", options, result);
         }
         Workload::Responder(_) => {}
     }

@@ -65,7 +65,6 @@ pub(crate) fn outcome(
         "void": void_reason(settings, shared, completed),
         "interrupted": record.was_interrupted,
         "ended_early": record.ended_early,
-        "start_late_ns": record.start_late_ns,
         "errors": shared.failures.to_json(),
         "connections": {
             "asked": settings.connections,

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use rustls::ClientConfig;
 
 use crate::endpoint::Endpoint;
-use crate::start::Start;
 
 /// A request beside the measured ones, and how many connections make it.
 #[derive(Clone, Debug)]
@@ -25,8 +24,6 @@ pub(crate) struct Settings {
     /// The CPUs of the threads, in turn. If empty, the kernel chooses.
     pub(crate) cpus: Vec<usize>,
     pub(crate) ramp_ns: u64,
-    /// When the warm-up begins. `None`: as soon as all connections are open.
-    pub(crate) start: Option<Arc<Start>>,
     pub(crate) warm_up_ns: u64,
     pub(crate) window_ns: u64,
     /// Requests per second of the open loop, over all connections. `None` for the closed loop.

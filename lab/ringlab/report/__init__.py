@@ -245,24 +245,6 @@ def minutes(seconds: float) -> str:
     return f"{seconds / 60:.0f} min"
 
 
-def machines(result: Result) -> list[tuple[str, str]]:
-    """Return the machines of a cluster, as pairs of name and text."""
-    found = []
-    for each in result.machines:
-        offset, uncertainty = (1e3 * value for value in (each.clock_offset_s, each.clock_uncertainty_s))
-        text = f"{each.placed}, at {each.host}: {each.cpu_model}, {figures.counted(each.cpus, 'CPU')}, {each.kernel};"
-        text += (
-            f" clock {offset:+.1f} ms, compared within {uncertainty:.1f} ms; ringlab {each.ringlab}, {each.generator}"
-        )
-        found.append((each.name, text))
-    return found
-
-
-def repeats(result: Result) -> list[str]:
-    """Return a sentence for each trial that was repeated because it had lost a machine."""
-    return [f"{each.cell}, {each.arm}: repeated, because {each.reason}" for each in result.run.repeats]
-
-
 def settings(result: Result) -> list[tuple[str, str]]:
     """Return how and where the run was measured, as pairs of name and text."""
     run, environment = result.run, result.environment

@@ -105,7 +105,6 @@ class Page:
     result: Result
     command: str
     settings: list[tuple[str, str]]
-    machines: list[tuple[str, str]]
     notes: list[str]
     sections: list[Section]
 
@@ -155,8 +154,7 @@ def view(index: int, name: str, result: Result) -> Page:
         result,
         shlex.join(result.run.command),
         report.settings(result),
-        report.machines(result),
-        [*result.run.notes, *report.repeats(result)],
+        result.run.notes,
         sections,
     )
 

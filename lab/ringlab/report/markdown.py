@@ -3,7 +3,6 @@
 import shlex
 
 from ringlab import figures, report
-from ringlab.report import tcpkali
 from ringlab.results import Cell, Group, Result
 
 COMMAND = "{the command}"
@@ -18,9 +17,6 @@ def render(result: Result) -> str:
     lines += ["## Verdicts", "", *verdicts(result), *goals(result)]
     lines += ["## Setting", "", "| | |", "| --- | --- |"]
     lines += [f"| {name} | {cell_text(text)} |" for name, text in report.settings(result)]
-    if result.machines:
-        lines += ["", "## Machines", "", "| | |", "| --- | --- |"]
-        lines += [f"| {cell_text(name)} | {cell_text(text)} |" for name, text in report.machines(result)]
     lines += ["", "Repeat it with:", "", COMMAND, ""]
     problems = [finding for finding in result.preflight if finding.status != "ok"]
     if problems:
@@ -56,8 +52,8 @@ def verdicts(result: Result) -> list[str]:
     if not lines:
         lines.append("Nothing was measured.")
     lines.append("")
-    if notes := [*result.run.notes, *report.repeats(result)]:
-        lines += [f"- {note}" for note in notes]
+    if result.run.notes:
+        lines += [f"- {note}" for note in result.run.notes]
         lines.append("")
     return lines
 
@@ -89,10 +85,6 @@ def render_cell(cell: Cell) -> list[str]:
     for each in cell.analysis.sweeps:
         lines += [f"{each.arm}, over the offered rate:", ""]
         lines += table(list(report.CURVE_HEADINGS), report.curve_rows(each.points))
-    if cell.workload == "stream":
-        lines += ["Of each arm's median round, in tcpkali's format:", ""]
-        for arm, summary in tcpkali.summaries(cell):
-            lines += [f"{arm}:", "", "```", summary.rstrip(), "```", ""]
     headings, rows = report.other_figures(cell)
     if rows:
         lines += ["Medians of what else was measured:", "", *table(headings, rows)]

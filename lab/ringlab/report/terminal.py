@@ -82,10 +82,6 @@ def print_settings(console: Console, result: Result) -> None:
     """Print how and where the run was measured."""
     for name, text in report.settings(result):
         console.print(f"[dim]{name:10}[/dim] {escape(text)}", highlight=False)
-    for index, (name, text) in enumerate(report.machines(result)):
-        if not index:
-            console.print("\n[bold]machines[/bold]")
-        console.print(f"  {escape(name)}: {escape(text)}", highlight=False)
 
 
 def print_findings(console: Console, findings: list[Finding], *, problems_only: bool) -> None:
@@ -216,7 +212,7 @@ def print_summary(console: Console, result: Result) -> None:
         for title, _, sentence in report.verdicts_of(cell):
             name = f"{cell.name} ({title})" if title else cell.name
             console.print(f"  {escape(name)}: {escape(sentence)}", highlight=False)
-    for note in (*result.run.notes, *report.repeats(result)):
+    for note in result.run.notes:
         console.print(f"  [yellow]![/yellow] {escape(note)}", highlight=False)
     for arm in result.arms:
         for check in arm.checks:

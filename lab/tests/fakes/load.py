@@ -17,7 +17,7 @@ class Options:
     """The words of the command line that matter here, with the defaults of those that are left out."""
 
     connections, size, steps, warm_up, window, ramp, rate = 1, 64, 0, 0.0, 1.0, 0.0, 0.0
-    address, mode, hdr, probe, start_on_stdin = "", "framed", False, False, False
+    address, mode, hdr, probe = "", "framed", False, False
 
     def __init__(self, words: list[str]) -> None:
         self.workload = words[0]
@@ -107,24 +107,6 @@ def server_of(operations: int, cost: float, asked: int) -> dict[str, object]:
             "rss_connected_bytes": 1000 + 100 * asked, "rss_end_bytes": 5000}  # fmt: skip
 
 
-def wait_for_start() -> None:
-    if not sys.stdin.readline().strip().isdigit():
-        sys.exit("stdin ended before it said when to start")
-
-
-def take(pause: str) -> bool:
-    """Take the pause for one of several generators: the file then says whose child it is."""
-    stem = os.path.splitext(pause)[0]
-    try:
-        os.rename(pause, f"{stem}.taking")
-    except FileNotFoundError:
-        return False
-    with open(f"{stem}.taking", "w") as file:
-        file.write(str(os.getppid()))
-    os.rename(f"{stem}.taking", f"{stem}.taken")
-    return True
-
-
 def main() -> None:
     if sys.argv[1:] == ["--version"]:
         print(os.environ.get("FAKE_LOAD_VERSION", "ringlab-load 9.9 (release), protocol 1"))
@@ -145,16 +127,6 @@ def main() -> None:
         )
         return
     cost, alive = 1.0, options.connections
-    if options.workload == "account":
-        say(event="accounting")
-        wait_for_start()
-        cost = cost_of(options.account)
-        say(event="window_start")
-        say(event="window_end")
-        # Of two generators together, which don't know the cost.
-        account = server_of(2 * int(options.window * 20_000), cost, 1)
-        say(event="result", schema_version=1, window_s=options.window, start_late_ns=0, server=account)
-        return
     if options.workload != "ceiling":
         host, _, port = options.address.rpartition(":")
         cost = cost_of(options.account)
@@ -165,11 +137,6 @@ def main() -> None:
         if hang and cost > 5:
             open(hang, "w").close()
             time.sleep(600)
-    if options.start_on_stdin:
-        wait_for_start()
-    pause = os.environ.get("FAKE_LOAD_PAUSE")
-    if pause and options.start_on_stdin and take(pause):
-        time.sleep(600)
     say(event="window_start")
     time.sleep(min(options.window, 0.01))
     say(event="window_end")
@@ -192,7 +159,7 @@ def main() -> None:
         "fairness": {"min": 1, "p5": 1, "median": 1, "p95": 1, "max": 1, "jain": 1.0},
         "littles_law": None if options.rate else {"in_flight_average": asked, "expected": asked, "ratio": 1.0},
         "client": {"cpu_ns": 1000, "cpu_fraction": 0.4, "threads": 1, "max_loop_ns": 1000},
-        "server": server_of(operations, cost, asked), "start_late_ns": 0,
+        "server": server_of(operations, cost, asked),
     }  # fmt: skip
     if options.steps:
         sizes = [asked * step // options.steps for step in range(1, options.steps + 1)]

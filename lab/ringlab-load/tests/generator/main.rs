@@ -7,6 +7,5 @@ mod discard;
 mod echo;
 mod http;
 mod protocols;
-mod together;
 mod udp;
 mod unix;
