@@ -52,16 +52,16 @@ def _source(result: Result) -> str:
 
 
 def _section(cell: html.Cell, group: html.Group, source: str) -> list[nodes.Node]:
-    bars = html.bar_chart(cell, group, group.ranking(cell.primary))
-    if not bars:
+    chart = html.median_chart(cell, group)
+    if not chart:
         return []
     title = report.group_title(cell, group)
     heading = Markup("<h3><code>{}</code>{}</h3>").format(cell.name, f", {title}" if title else "")
-    text = Markup("<p>{} The bars are the {}.</p><p><strong>{}</strong></p>").format(
+    text = Markup("<p>{} The points are the {}, medians of the rounds; the lines are the range of the rounds.</p><p><strong>{}</strong></p>").format(
         report.sentence(cell.title), cell.primary.title, report.sentence(group.verdict.sentence)
     )
     caption = Markup('<p class="source">Source: {}</p>').format(source)
-    return [nodes.raw("", f'<section class="run">{heading}{text}{bars}{caption}</section>', format="html")]
+    return [nodes.raw("", f'<section class="run">{heading}{text}{chart}{caption}</section>', format="html")]
 
 
 def _write_report(app: Sphinx, error: Exception | None) -> None:

@@ -332,6 +332,12 @@ def test_compare_takes_two_arms_and_not_their_targets(make_targets: MakeTargets,
     assert results.Result.read(tmp_path / "again" / "result.json").cells[0].arms == ["a", "a (again)"]
 
 
+def test_what_takes_long_to_import_is_not_imported_by_every_command() -> None:
+    code = "import sys; from ringlab import cli; print({'matplotlib', 'jinja2', 'numpy'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
 def test_a_file_that_is_no_result_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     path.write_text("{}")

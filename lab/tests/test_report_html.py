@@ -1,8 +1,6 @@
 """The page of a result: everything is on it, nothing is fetched, and a real browser shows it as it is meant."""
 
-import itertools
 import json
-import math
 import re
 import shutil
 import subprocess
@@ -14,7 +12,7 @@ from markupsafe import escape
 
 import report_data
 from ringlab import analysis, figures, workloads
-from ringlab.report import charts, html, scales
+from ringlab.report import charts, html
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 BROWSER_FLAGS = (
@@ -52,7 +50,7 @@ addEventListener("load", () => {
     }
   }
   for (const use of document.querySelectorAll("use")) {
-    if (!document.getElementById(use.getAttribute("href").slice(1))?.matches(".chart")) problems.push("a copy without style");
+    if (!document.getElementById(use.getAttribute("xlink:href").slice(1))) problems.push("a mark that is not defined");
   }
   for (const link of document.querySelectorAll("a")) {
     if (!document.getElementById(link.getAttribute("href").slice(1))) problems.push("dead link: " + link.href);
@@ -129,7 +127,7 @@ def test_its_elements_are_nested_as_they_should(page: str) -> None:
 
 
 def test_it_needs_nothing_from_elsewhere(page: str) -> None:
-    assert not re.search(r"https?://|url\(|@import|<link|<img|<script| src=", page)
+    assert not re.search(r"https?://|url\((?!#)|@import|<link|<img|<script| src=", page)
 
 
 def test_it_says_everything_that_a_reader_must_know(page: str) -> None:
@@ -159,20 +157,21 @@ def test_it_says_everything_that_a_reader_must_know(page: str) -> None:
     for group in groups:
         assert page.count(str(escape(group.verdict.sentence))) == 1, "each verdict is said once"
         assert group.noise_text[1:] in page
-    assert page.count("Narrow: Paired ratios of") == page.count("Rounds of") == len(groups)
-    assert page.count("Paired ratios of") == 2 * len(groups), "for wide screens and narrow ones"
+    assert page.count("Ratios of") == page.count("Rounds of") == len(groups)
 
 
 def test_every_picture_and_table_of_a_group_has_one_order(page: str) -> None:
     result = report_data.make_result()
     (group,) = result.cells[0].analysis.groups
     ranking = [escape(name) for name in group.ranking(result.cells[0].primary)]
+    shown = {escape(charts.shorten(name)): escape(name) for name in group.ranking(result.cells[0].primary)}
     article = page[page.index('id="run0-echo-1KB-50"') :]
     article = article[: article.index("</article>")]
     orders = [
-        re.findall(r'class="name" [^>]*>[^<]*<title>(.*?)</title>', chart)
-        for chart in re.findall(r'<svg [^>]*aria-label="(?:Paired|server|Rounds).*?</svg>', article, re.DOTALL)
+        [name for name in re.findall(r"<text[^>]*>([^<]*)</text>", chart) if name in shown]
+        for chart in re.findall(r'<svg [^>]*aria-label="(?:Ratios|server|Rounds).*?</svg>', article, re.DOTALL)
     ]
+    orders = [[shown[name] for name in order] for order in orders]
     orders.append(re.findall(r'<tr><td class="arm">(.*?)</td>', article)[: len(ranking)])
     assert orders == [ranking] * 4
 
@@ -196,37 +195,60 @@ def test_two_results_stand_one_below_the_other(page: str) -> None:
     assert len(anchors) == len(set(anchors)) == 2 * len(re.findall(r' id="', page))
 
 
-@pytest.mark.parametrize("narrow", [False, True])
-def test_the_worst_arm_is_on_a_logarithmic_axis_however_far_out_it_is(narrow: bool) -> None:
+def test_the_worst_arm_is_on_a_logarithmic_axis_however_far_out_it_is() -> None:
     rows = [
-        charts.Interval("near", 1.1, 1.05, 1.15, "worse", "", "1.1"),
-        charts.Interval("far", 40.0, 1e-9, 1e9, "worse", "", "40"),
+        charts.Row("near", 1.1, 1.05, 1.15, "1.1", verdict="worse"),
+        charts.Row("far", 40.0, 1e-9, 1e9, "40", verdict="worse"),
     ]
-    drawn = charts.forest(rows, 0.02, "ratio", "a forest", narrow=narrow)
-    marks = re.findall('class="tick"[^>]*>([^<]+)<', drawn)
-    assert marks[0] == "1"
-    assert "10" in marks
-    near, far = (float(each) for each in re.findall(r'<circle[^>]* cx="([0-9.]+)"', drawn))
-    one = float(re.search(r'class="one" x1="([0-9.]+)"', drawn)[1])  # type: ignore[index]
-    assert one < near < far < (charts.NARROW if narrow else charts.WIDTH)
-    assert far - one > 0.8 * (far - near)
-    bars = [charts.Bar("near", 5.0, 4.9, 5.1, "", "5"), charts.Bar("far", 200.0, 190.0, 210.0, "", "200")]
-    assert "us, logarithmic<" in charts.bars(bars, "us", "bars", narrow=narrow)
-    assert "logarithmic" not in charts.bars([bars[0], charts.Bar("b", 9.0, 8.0, 10.0, "", "9")], "us", "bars")
+    drawn = charts.intervals(rows, "ratio", "ratios", noise=0.02)
+    assert "ratio; the axis is logarithmic<" in drawn
+    places = [float(each) for each in re.findall(r'<use [^>]*x="([0-9.]+)"[^>]*fill: var\(--c1\)', drawn)]
+    assert len(places) == 2
+    near, far = places
+    assert near < far < charts.WIDTH
+    assert far - near > 0.5 * charts.WIDTH
 
 
-def test_each_latency_curve_has_a_chart_of_its_own_with_the_others_behind_it() -> None:
-    lines = [charts.Line(name, [(50.0, 1e4), (99.0, 2e4), (100.0, 3e4)]) for name in ("a", "b", "c")]
-    drawn = charts.percentiles(lines, "latency", "anchor")
-    assert drawn.count("<svg") == 3
-    assert drawn.count('class="behind"') == 3, "drawn once, and used by the others"
-    assert (drawn.count('id="anchor"'), drawn.count('href="#anchor"')) == (1, 2)
+def test_points_and_not_bars_stand_on_logarithmic_axes() -> None:
+    rows = [charts.Row("near", 5.0, 4.9, 5.1, "5"), charts.Row("far", 200.0, 190.0, 210.0, "200")]
+    drawn = charts.intervals(rows, "us", "medians")
+    assert "us; the axis is logarithmic<" in drawn
+    assert len(re.findall("<use [^>]*fill: var", drawn)) == 2
+    close = charts.intervals([rows[0], charts.Row("b", 9.0, 8.0, 10.0, "9")], "us", "medians")
+    assert "logarithmic" not in close
+    assert ">0</text>" in close
 
 
-def test_a_strip_of_very_many_rounds_has_fields_that_can_be_drawn() -> None:
-    drawn = charts.strip([charts.Strip("a", [1.0] * 2000, ["a"] * 2000, [""] * 2000)], "rounds")
-    assert not re.search(r'width="-', drawn)
-    assert drawn.count("<rect") == 2000
+def test_a_row_says_what_it_is_and_has_the_colour_of_its_verdict() -> None:
+    rows = [
+        charts.Row(kind, 1.2, 1.1, 1.3, "", f"{kind}: <1.2>", kind)
+        for kind in ("better", "worse", "tie", "cannot tell")
+    ]
+    drawn = charts.intervals(rows, "ratio", "ratios", noise=0.02)
+    for row in rows:
+        assert drawn.count(f"<title>{escape(row.title)}</title>") == 2, "the line and the point"
+    for variable in ("c1", "c2", "c4", "soft", "band"):
+        assert f"var(--{variable})" in drawn
+    assert "#" not in re.sub(r"(xlink:href=\"|url\()#", "", drawn), "all colours are the page's"
+
+
+def test_rounds_that_do_not_count_are_empty_and_the_others_shaded_by_how_far_out_they_are() -> None:
+    titles = ["usual", "usual", "higher", "void"]
+    drawn = charts.rounds([charts.Rounds("a", [1.0, 1.0, 1.3, None], titles)], "rounds")
+    fields = re.findall(r"<title>(\w+)</title>\s*<path [^>]*style=\"([^\"]*)\"", drawn)
+    assert [title for title, _ in fields] == titles
+    assert ["calm" in style for _, style in fields] == [True, True, False, False]
+    assert "var(--up)" in fields[2][1]
+    assert "fill: none" in fields[3][1]
+
+
+def test_lines_have_axes_with_titles_and_their_names() -> None:
+    found = [charts.Line(name, [(1e3, 1e5), (1e4, 3e5 * (index + 1))]) for index, name in enumerate("ab")]
+    drawn = charts.lines(found, ("offered", "p99"), "curves", logarithmic=(True, True), steps=[(2e3, "a step")])
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", drawn)
+    for text in ("offered", "p99", "1,000", "10,000", "100,000", "a", "b"):
+        assert text in texts
+    assert "<title>a step</title>" in drawn
 
 
 def test_marks_of_times_have_units_as_the_figures_at_the_bars_do() -> None:
@@ -238,35 +260,14 @@ def test_marks_of_times_have_units_as_the_figures_at_the_bars_do() -> None:
         sample.figures = {workloads.OPERATION_NS.key: 20_000.0 + number}
     cell.analysis = analysis.analyse(cell, result.arms, arm)
     (group,) = cell.analysis.groups
-    drawn = html.bar_chart(cell, group, [arm])
-    assert re.findall('class="tick"[^>]*>([^<]+)<', drawn)[:5] == ["0 ns", "5 us", "10 us", "15 us", "20 us"]
-    assert "time per operation<" in drawn
+    drawn = html.median_chart(cell, group)
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", drawn)
+    assert {"0 ns", "5 us", "10 us", "15 us", "20 us", "time per operation"} <= set(texts)
 
 
 def test_charts_of_nothing_are_nothing() -> None:
-    assert charts.forest([], 0.02, "", "") == charts.bars([], "us", "") == charts.strip([], "") == ""
-    assert charts.percentiles([charts.Line("a", [])], "", "a") == charts.latency_over_rate([], "") == ""
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "expected"), [(0, 10, [0, 2, 4, 6, 8, 10]), (0, 0.7, [0, 0.2, 0.4, 0.6]), (3, 3, [3])]
-)
-def test_marks_of_a_linear_axis_are_round(low: float, high: float, expected: list[float]) -> None:
-    assert scales.linear_marks(low, high) == pytest.approx(expected)
-
-
-def test_marks_of_a_logarithmic_axis_are_round_and_few() -> None:
-    assert scales.logarithmic_marks(90, 1.1e6) == pytest.approx([100, 1000, 1e4, 1e5, 1e6])
-    for high in (1.5, 3, 20, 1e4, 1e9):
-        marks = scales.logarithmic_marks(1, high)
-        assert 2 <= len(marks) <= 10, marks
-
-
-def test_marks_around_one_hold_one() -> None:
-    for low, high in ((0.97, 1.02), (0.5, 1.3), (0.4, 2.5)):
-        marks = scales.ratio_marks(low, high)
-        assert any(math.isclose(mark, 1) for mark in marks)
-        assert len(marks) <= 9
+    assert charts.intervals([], "", "") == charts.rounds([], "") == ""
+    assert charts.lines([charts.Line("a", [])], ("", ""), "") == ""
 
 
 @pytest.mark.parametrize(
@@ -303,10 +304,3 @@ def test_a_ratio_has_as_many_decimals_as_its_interval(value: float, low: float, 
 def test_shares_have_two_digits(share: float, text: str) -> None:
     assert figures.percent(share) == text
     assert figures.difference(1 + share) == text
-
-
-def test_labels_are_moved_apart_and_keep_their_order() -> None:
-    moved = charts.spread([10, 11, 12, 100], 14, 0, 120)
-    assert moved == sorted(moved)
-    assert all(later - earlier >= 14 for earlier, later in itertools.pairwise(moved))
-    assert charts.spread([119, 120], 14, 0, 120) == [106, 120]

@@ -216,8 +216,17 @@ def test_the_page_tells_what_has_changed(tmp_path: Path) -> None:
     assert "red, server CPU per operation: 15% more from " in found.output or "% more from " in found.output
     page = (tmp_path / "page.html").read_text()
     Balance().feed(page)
-    assert 'class="step bad"' in page
+    assert 'class="bad">red, server CPU per operation: ' in page
     assert "(worse; p " in page
+    chart = page[page.index("<svg") : page.index("</svg>")]
+    # The axes have titles and marks: the labels of runs, and percent.
+    for text in (
+        ">run</text>",
+        ">% of the arm's median</text>",
+        ">100</text>",
+        "<title>red, server CPU per operation: ",
+    ):
+        assert text in chart, text
 
 
 @pytest.mark.parametrize("width", [1280, 500])

@@ -5,13 +5,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
 from ringlab import __version__, figures, report
-from ringlab.deferred import jinja2
-from ringlab.report import charts
+from ringlab.deferred import Deferred, jinja2
 from ringlab.results import Cell, CellVerdict, Group, Metric, Result, Sample
+
+if TYPE_CHECKING:
+    from ringlab.report import charts as charts
+else:
+    charts = Deferred("ringlab.report.charts")  # It imports matplotlib, which takes long.
 
 WORKLOADS = {
     "bind": "Bind: opening a listening socket",
@@ -29,8 +34,9 @@ WORKLOADS = {
     "stream": "Stream: bandwidth as tcpkali measures it",
 }
 DIRECTIONS = {"lower": "further left is better", "higher": "further right is better"}
+TAIL = 99.9
+"""The percentile that a chart of latencies goes to, or as far below it as there are enough operations for."""
 LATENCY_KEY = "latency_ns_p99"
-BASELINE_VERDICT = "baseline"
 
 
 @dataclass(frozen=True)
@@ -39,11 +45,11 @@ class GroupView:
 
     group: Group
     title: str
-    forest: Markup
-    bars: Markup
+    ratios: Markup
+    medians: Markup
     noise: str
-    curves: list[tuple[str, Markup]]
-    strip: Markup
+    latencies: list[tuple[str, Markup]]
+    rounds: Markup
 
 
 @dataclass(frozen=True)
@@ -188,7 +194,7 @@ def view_cell(anchor: str, cell: Cell) -> CellView:
         cell=cell,
         verdicts=report.verdicts_of(cell),
         rate=report.rate_of(cell),
-        groups=[view_group(cell, group, f"{anchor}-{group.name}") for group in cell.analysis.groups],
+        groups=[view_group(cell, group) for group in cell.analysis.groups],
         headings=headings,
         rows=rows,
         others=report.other_figures(cell),
@@ -206,16 +212,12 @@ def view_sweep(cell: Cell) -> SweepView:
     """Prepare the knees and curves of a cell."""
     known = {each.arm: each for each in cell.analysis.sweeps}
     arms = [arm for arm in report.arms_of(cell) if arm in known]
-    lines = [
-        charts.Line(
-            arm,
-            [(point.offered_per_s, point.latency_ns_p99) for point in known[arm].points if point.latency_ns_p99 > 0],
-        )
+    points = {
+        arm: [(point.offered_per_s, point.latency_ns_p99) for point in known[arm].points if point.latency_ns_p99 > 0]
         for arm in arms
-    ]
-    title = f"p99 over the offered rate: {cell.title}"
+    }
     return SweepView(
-        charts.latency_over_rate(lines, title, f"offered, {cell.operation}s per second", logarithmic=True),
+        p99_over_rate(points, f"p99 over the offered rate: {cell.title}", f"{cell.operation}s", logarithmic=True),
         report.SWEEP_HEADINGS,
         report.sweep_rows(cell),
         report.CURVE_HEADINGS,
@@ -231,121 +233,116 @@ def describe(cell: Cell, arm: str, metric: Metric) -> str:
     return report.bounded(cell, arm, metric, figures.in_unit(summary.median, metric.unit))
 
 
-def view_group(cell: Cell, group: Group, anchor: str) -> GroupView:
-    """Prepare the charts of a group; their rows have one order. `anchor` is a name that no other group of the page has."""
-    ranking = group.ranking(cell.primary)
+def view_group(cell: Cell, group: Group) -> GroupView:
+    """Prepare the charts of a group; their rows have one order."""
     return GroupView(
         group,
         report.group_title(cell, group),
-        forest_chart(cell, group, ranking),
-        bar_chart(cell, group, ranking),
+        ratio_chart(cell, group),
+        median_chart(cell, group),
         report.noise_of(group),
-        curve_charts(cell, group, anchor),
-        strip_chart(cell, ranking),
+        latency_charts(cell, group),
+        round_chart(cell, group),
     )
 
 
-def forest_chart(cell: Cell, group: Group, ranking: Sequence[str]) -> Markup:
+def ratio_chart(cell: Cell, group: Group) -> Markup:
     """Draw each arm's ratio to the baseline."""
-    primary = cell.primary
-    intervals = []
-    for arm in ranking:
+    primary, rows = cell.primary, []
+    for arm in group.ranking(primary):
         comparison = report.comparison_of(group, arm, primary.key)
         if arm == group.baseline:
-            intervals.append(
-                charts.Interval(arm, 1.0, 1.0, 1.0, BASELINE_VERDICT, f"{arm} is the baseline", "baseline")
-            )
+            rows.append(charts.Row(arm, 1.0, 1.0, 1.0, "the baseline", f"{arm} is the baseline", "baseline"))
         elif comparison is not None:
-            intervals.append(
-                charts.Interval(
-                    name=arm,
-                    ratio=comparison.ratio,
-                    low=comparison.low,
-                    high=comparison.high,
-                    verdict=comparison.verdict,
-                    text=comparison.sentence,
-                    figure=report.show_ratio(comparison),
-                )
+            interval = (comparison.ratio, comparison.low, comparison.high)
+            rows.append(
+                charts.Row(arm, *interval, report.show_ratio(comparison), comparison.sentence, comparison.verdict)
             )
-    if len(intervals) < 2:
-        return Markup("")
-    axis_title = f"{primary.title}, ratio to {group.baseline}: {DIRECTIONS[primary.better]}"
-    title = f"Paired ratios of {cell.title}"
-    wide = charts.forest(intervals, group.noise_floor, axis_title, title)
-    short = f"ratio to {group.baseline}: {primary.better} is better"
-    return wide + charts.forest(intervals, group.noise_floor, short, f"Narrow: {title}", narrow=True)
+    title = f"{primary.title}, compared with {group.baseline}: {DIRECTIONS[primary.better]}"
+    label = f"Ratios of {cell.title}"
+    return charts.intervals(rows, title, label, figures.ratio, group.noise_floor) if len(rows) > 1 else Markup("")
 
 
-def bar_chart(cell: Cell, group: Group, ranking: Sequence[str]) -> Markup:
-    """Draw the medians of the primary metric."""
-    primary = cell.primary
-    winners = set(group.verdict.arms) if group.verdict.kind == "winner" else set()
-    rows = []
-    for arm in ranking:
+def median_chart(cell: Cell, group: Group) -> Markup:
+    """Draw the medians of the primary metric, and the range of the rounds."""
+    primary, rows = cell.primary, []
+    for arm in group.ranking(primary):
         summary = report.summary_of(cell, arm, primary.key)
         if summary is not None:
             median, low, high = (
                 figures.in_unit(value, primary.unit) for value in (summary.median, summary.low, summary.high)
             )
-            rows.append(
-                charts.Bar(
-                    name=arm,
-                    value=summary.median,
-                    low=summary.low,
-                    high=summary.high,
-                    text=f"{arm}: {report.bounded(cell, arm, primary, median)}, rounds from {low} to {high}",
-                    # There is little room.
-                    figure=report.bounded(cell, arm, primary, median).replace("at least", "≥").replace("at most", "≤"),
-                    kind="winner" if arm in winners else "",
-                )
-            )
-    title = f"{primary.title} of {cell.title}"
-    # Each mark of a time has the unit that suits it, as the figures at the bars.
+            figure = report.bounded(cell, arm, primary, median)
+            title = f"{arm}: {figure}, rounds from {low} to {high}"
+            # There is little room.
+            short = figure.replace("at least", "≥").replace("at most", "≤")
+            rows.append(charts.Row(arm, summary.median, summary.low, summary.high, short, title))
+    # Each mark of a time has the unit that suits it.
     times = primary.unit == "ns"
-    caption = primary.title if times else f"{primary.title}, {primary.unit}"
-
-    def write(mark: float) -> str:
-        return figures.latency(mark, figures.plain) if times else figures.plain(mark)
-
-    return charts.bars(rows, caption, title, write) + charts.bars(rows, caption, f"Narrow: {title}", write, narrow=True)
+    title = primary.title if times else f"{primary.title}, {primary.unit}"
+    return charts.intervals(rows, title, f"{primary.title} of {cell.title}", write_ns if times else figures.plain)
 
 
-def strip_chart(cell: Cell, ranking: Sequence[str]) -> Markup:
-    """Draw every round of the primary metric."""
-    primary = cell.primary
-    samples: dict[tuple[str, int], Sample] = {(sample.arm, sample.round): sample for sample in cell.samples}
-    rows = []
-    for arm in ranking:
-        values = cell.series(arm, primary.key)
-        texts, missing = [], []
-        for number, value in enumerate(values, 1):
-            sample = samples.get((arm, number))
-            status = "not tried" if sample is None else sample.status
-            missing.append("" if value is not None else "none" if sample is None else status)
-            said = figures.in_unit(value, primary.unit) if value is not None else status
-            reasons = f": {'; '.join(sample.reasons)}" if sample is not None and sample.reasons else ""
-            texts.append(f"{arm}, round {number}: {said}{reasons}")
-        rows.append(charts.Strip(arm, values, texts, missing))
-    return charts.strip(rows, f"Rounds of {cell.title}")
+def write_ns(value: float) -> str:
+    """Return a mark of an axis of times."""
+    return figures.latency(value, figures.plain)
 
 
-def curve_charts(cell: Cell, group: Group, anchor: str) -> list[tuple[str, Markup]]:
-    """Draw latency by percentile, corrected and service time apart, in the order of the group's other charts."""
+def latency_charts(cell: Cell, group: Group) -> list[tuple[str, Markup]]:
+    """Draw the latencies of most operations and of the slowest, from when they were due and from when they were sent."""
     texts = {
         "corrected": "Latency from when each request was due, free of coordinated omission",
         "service": "Latency from when each request was sent",
     }
     found = []
     for kind, text in texts.items():
-        points = {curve.arm: curve.points for curve in cell.analysis.curves if curve.kind == kind and curve.points}
-        lines = [
-            charts.Line(arm, [(point[0], point[1]) for point in points[arm]])
-            for arm in group.ranking(cell.primary)
-            if arm in points
-        ]
-        if lines:
-            found.append((text, charts.percentiles(lines, f"{text}: {cell.title}", f"{anchor}-{kind}")))
+        rows = []
+        for arm in group.ranking(cell.primary):
+            curve = next((each for each in cell.analysis.curves if (each.arm, each.kind) == (arm, kind)), None)
+            points = {percentile: ns for percentile, ns in curve.points if percentile <= TAIL} if curve else {}
+            if 50 in points:
+                end = max(points)
+                p50, p99, tail = points[50], points.get(99, points[end]), points[end]
+                title = ", ".join(f"p{percentile:g} {figures.latency(ns)}" for percentile, ns in points.items())
+                figure = f"p{end:g} {figures.latency(tail)}"
+                figure = f"{figures.latency(p99)}, {figure}" if end > 99 else figure
+                rows.append(charts.Row(arm, p99, p50, tail, figure, f"{arm}: {title}"))
+        if rows:
+            title = "from the median (left end) over p99 (point) to the slowest (right end)"
+            found.append((text, charts.intervals(rows, title, f"{text}: {cell.title}", write_ns)))
     return found
+
+
+def round_chart(cell: Cell, group: Group) -> Markup:
+    """Draw every round of the primary metric."""
+    primary = cell.primary
+    samples: dict[tuple[str, int], Sample] = {(sample.arm, sample.round): sample for sample in cell.samples}
+    rows = []
+    for arm in group.ranking(primary):
+        values = cell.series(arm, primary.key)
+        titles = []
+        for number, value in enumerate(values, 1):
+            sample = samples.get((arm, number))
+            status = "not tried" if sample is None else sample.status
+            said = figures.in_unit(value, primary.unit) if value is not None else status
+            reasons = f": {'; '.join(sample.reasons)}" if sample is not None and sample.reasons else ""
+            titles.append(f"{arm}, round {number}: {said}{reasons}")
+        rows.append(charts.Rounds(arm, values, titles))
+    return charts.rounds(rows, f"Rounds of {cell.title}")
+
+
+def p99_over_rate(
+    points: dict[str, list[tuple[float, float]]], label: str, what: str = "requests", *, logarithmic: bool = False
+) -> Markup:
+    """Draw the p99 in ns of each arm over the offered rate per second."""
+    lines = [
+        charts.Line(
+            arm, found, [f"{figures.latency(ns)} at {figures.significant(rate)} {what}/s" for rate, ns in found]
+        )
+        for arm, found in points.items()
+    ]
+    titles = (f"offered, {what} per second", "p99")
+    return charts.lines(lines, titles, label, logarithmic=(logarithmic, True), write=(figures.plain, write_ns))
 
 
 def rate_charts(cells: Sequence[Cell]) -> list[tuple[str, Markup]]:
@@ -364,7 +361,7 @@ def rate_charts(cells: Sequence[Cell]) -> list[tuple[str, Markup]]:
                 if summary is not None:
                     of_group.setdefault(arm, []).append((rate, summary.median))
     return [
-        (title, charts.latency_over_rate([charts.Line(arm, sorted(points)) for arm, points in found.items()], title))
+        (title, p99_over_rate({arm: sorted(points) for arm, points in found.items()}, title))
         # One rate is no curve: the table of that cell says the same.
         for title, found in lines.items()
         if any(len(points) > 1 for points in found.values())
