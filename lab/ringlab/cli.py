@@ -38,6 +38,7 @@ from ringlab import (
     workloads,
 )
 from ringlab.audit.command import audit_command
+from ringlab.progress import working
 from ringlab.report import html, markdown, terminal
 
 EXIT_UNREAD = 128 + signal.SIGPIPE
@@ -541,8 +542,8 @@ def targets(targets_folder: Path | None, selectors: tuple[str, ...], cells: bool
     arms = selection.find(targets_folder, selectors, terminal.warn)
     records: list[results.Arm] = []
     if build:
-        with console.status("checking which targets can run here") as status:
-            _, records = selection.make_ready(arms, status.update)
+        with working(console, "checking which targets can run here") as tell:
+            _, records = selection.make_ready(arms, tell)
     else:
         asked: dict[tuple[str, str], manifest.Presence] = {}
         records = [selection.look_up(arm, asked) for arm in arms]
@@ -573,9 +574,9 @@ def doctor(targets_folder: Path | None, connections: int) -> None:
     """Check whether this machine can measure, and say what to fix. Exit status 1 if something prevents it."""
     console = terminal.make_console()
     program, problem = None, ""
-    with console.status("looking for the load generator, and building it where it is missing"):
+    with working(console, "looking for the load generator") as tell:
         try:
-            program = generator.find()
+            program = generator.find(tell)
         except generator.GeneratorMissing as error:
             problem = str(error)
     findings = preflight.examine(connections, preflight.place(), program, problem)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ringlab import sources
-from ringlab.manifest import MARK, RUN_MARK
+from ringlab.manifest import MARK, RUN_MARK, BuildFailed, Tell, run_build
 from ringlab.process import SampleFailed, die_with_parent, said
 
 NAME = "ringlab-load"
@@ -29,41 +29,36 @@ class GeneratorMissing(Exception):
     """There is no load generator; the message says how to get it."""
 
 
-def build(lab: Path) -> Path:
-    """Build the load generator in the lab's folder; raise GeneratorMissing."""
+def build(lab: Path, tell: Tell = str) -> Path:
+    """Build the load generator in the lab's folder, and tell how far it is; raise GeneratorMissing."""
     cargo = shutil.which("cargo") or shutil.which("cargo", path=os.path.expanduser("~/.cargo/bin"))
     if cargo is None:
         raise GeneratorMissing(
             "the load generator must be built, but there is no cargo; install Rust: https://rustup.rs"
         )
-    command = [cargo, "build", "--release", "--locked", "--quiet", "--package", NAME]
+    command = [cargo, "build", "--release", "--locked", "--package", NAME]
+    shown = " ".join(command)
     # cargo's configuration may put the build anywhere, so cargo is asked for the path.
     asking = [*command, "--message-format=json-render-diagnostics"]
-    try:
-        done = subprocess.run(
-            asking,
-            cwd=lab,
-            env=dict(os.environ) | {MARK: RUN_MARK},
-            capture_output=True,
-            text=True,
-            timeout=BUILD_TIMEOUT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise GeneratorMissing(
-            f"`{' '.join(command)}` didn't end within {BUILD_TIMEOUT_S:g} s in {lab}: run it by hand, and see what it waits for"
-        ) from None
-    if done.returncode != 0:
-        raise GeneratorMissing(f"`{' '.join(command)}` failed in {lab}:\n{done.stderr.strip()}")
-    for line in done.stdout.splitlines():
-        message = json.loads(line)
-        if message.get("executable") and message["target"]["name"] == NAME:
-            return Path(message["executable"])
-    raise GeneratorMissing(f"`{' '.join(command)}` built no {NAME} in {lab}: set RINGLAB_LOAD to its path")
+    log = lab / "build" / f"{NAME}.log"
+    with tempfile.TemporaryFile() as output:
+        try:
+            run_build(asking, shown, lab, dict(os.environ) | {MARK: RUN_MARK}, log, BUILD_TIMEOUT_S, tell, output)
+        except BuildFailed as error:
+            raise GeneratorMissing(f"in {lab}: {error}") from None
+        output.seek(0)
+        for line in output:
+            message = json.loads(line)
+            if message.get("executable") and message["target"]["name"] == NAME:
+                return Path(message["executable"])
+    raise GeneratorMissing(f"`{shown}` built no {NAME} in {lab}: set RINGLAB_LOAD to its path")
 
 
-def find() -> Path:
-    """Return the load generator: $RINGLAB_LOAD, the package's own, that of the sources (built if need be), or one on the PATH."""
+def find(tell: Tell = str) -> Path:
+    """Return the load generator: $RINGLAB_LOAD, the package's own, that of the sources (built if need be), or one on the PATH.
+
+    `tell` is told how far the build is.
+    """
     named = os.environ.get("RINGLAB_LOAD")
     if named:
         if not os.access(named, os.X_OK) or Path(named).is_dir():
@@ -73,7 +68,7 @@ def find() -> Path:
         return sources.PROGRAM
     lab = sources.folder()
     if lab is not None:
-        return build(lab)
+        return build(lab, tell)
     installed = shutil.which(NAME)
     if installed is None:
         raise GeneratorMissing(

@@ -33,6 +33,7 @@ from ringlab import (
     storage,
     workloads,
 )
+from ringlab.progress import working
 from ringlab.report import terminal
 from ringlab.results import Comparison
 
@@ -121,7 +122,6 @@ def check_out(repository: Path, side: str, name: str) -> Revision:
 
 def build(revision: Revision, command: str, tell: Tell) -> None:
     """Build a revision in its worktree; raise GuardFailed."""
-    tell(f"building {revision.name} ({revision.commit[:12]}): {command}")
     log = revision.worktree.parent / f"{revision.commit[:12]}.log"
     # This process's environment refers to folders of this repository, not to those of the worktree. Above all, cargo must not compile
     # both revisions into one folder: it compares only times, so it would take crates of one revision for those of the other.
@@ -131,29 +131,13 @@ def build(revision: Revision, command: str, tell: Tell) -> None:
         if not name.startswith(("RINGLAB_", "VIRTUAL_ENV", "MAKE", "PYTHONPATH", "CARGO_TARGET_DIR"))
     }
     environment[manifest.MARK] = manifest.RUN_MARK
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            ["sh", "-c", command],
-            cwd=revision.worktree,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            code = process.wait(BUILD_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            raise GuardFailed(
-                f"`{command}` of {revision.name} didn't end within {BUILD_TIMEOUT_S} s; its output: {log}"
-            ) from None
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, 9)
-                process.wait()
-    if code != 0:
-        words = results.shorten(manifest.last_line(log.read_text(errors="replace")))
-        raise GuardFailed(f"`{command}` of {revision.name} failed with code {code}: {words}; all of its output: {log}")
+    try:
+        manifest.run_build(
+            ["sh", "-c", command], command, revision.worktree, environment, log, BUILD_TIMEOUT_S,
+            lambda text: tell(f"building {revision.name} ({revision.commit[:12]}): {text}"),
+        )  # fmt: skip
+    except manifest.BuildFailed as error:
+        raise GuardFailed(f"{revision.name}: {error}") from None
 
 
 def choose(repository: Path, revision: Revision, selectors: Sequence[str]) -> list[manifest.Arm]:
@@ -293,9 +277,9 @@ def run(
         storage.claim(output) as folder,
         neighbours.announced(lambda taken: preflight.place(taken=taken), if_busy, terminal.warn) as placement,
     ):
-        with console.status("building") as status:
+        with working(console, "building") as tell:
             for revision in {each.commit: each for each in revisions}.values():
-                build(revision, build_command, status.update)
+                build(revision, build_command, tell)
         return race_revisions(console, root, revisions, plans, selectors, build_command, folder, placement, **options)
 
 
@@ -315,8 +299,8 @@ def race_revisions(
 ) -> int:
     """Race two revisions that have been built; return the exit status."""
     chosen = [arm for revision in revisions for arm in choose(root, revision, selectors)]
-    with console.status("checking which targets can run here") as status:
-        present, records = selection.make_ready(chosen, status.update)
+    with working(console, "checking which targets can run here") as tell:
+        present, records = selection.make_ready(chosen, tell)
     for record in records:
         if record.skipped:
             console.print(f"[yellow]skipped[/yellow]  {escape(record.name)}: {escape(record.skipped)}", highlight=False)

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import re
+import select
 import shlex
 import string
 import subprocess
@@ -20,7 +21,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from ringlab import Refused, results, sources
 
@@ -54,6 +55,10 @@ TIMEOUT_S_MIN = 0.1
 INTEGER_MIN, INTEGER_MAX = -(1 << 63), (1 << 63) - 1
 """The range of integers in TOML (toml.io/en/v1.0.0#integer)."""
 BUILD_TIMEOUT_S = 1800
+BUILD_POLL_S = 0.2
+CARGO_PROGRESS = {"CARGO_TERM_PROGRESS_WHEN": "always", "CARGO_TERM_PROGRESS_WIDTH": "70"}
+"""The environment in which cargo draws its progress also into a pipe."""
+TERMINAL_CODES = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 LOG_NAME = "build.log"
 STAMP_NAME = "built-with.txt"
 ANY_BYTES = "surrogateescape"
@@ -65,6 +70,8 @@ RUN_MARK = "/".join(filter(None, (os.environ.get(MARK, ""), f"{os.getpid()}.{tim
 one has started."""
 
 T = TypeVar("T")
+Tell = Callable[[str], object]
+"""Is told how far something is, in a line."""
 
 
 class ManifestError(Refused):
@@ -681,41 +688,84 @@ def is_built(arm: Arm) -> bool:
     return all(path.stat().st_mtime <= made for path in sources if not path.is_relative_to(arm.build_folder))
 
 
-def build(arm: Arm, built: set[Path] | None = None, limit_s: float = BUILD_TIMEOUT_S) -> None:
+def build(arm: Arm, built: set[Path] | None = None, limit_s: float = BUILD_TIMEOUT_S, tell: Tell = str) -> None:
     """Build an arm's target if necessary; `built` has the folders that are up to date. Raise BuildFailed."""
     if not arm.build.command or (built is not None and arm.build_folder in built):
         return
     if not is_built(arm):
-        command = arm.shell(arm.build.command)
-        arm.build_folder.mkdir(parents=True, exist_ok=True)
-        log = arm.build_folder / LOG_NAME
-        with log.open("w", errors=ANY_BYTES) as output:
-            output.write(f"$ {command}\n")
-            output.flush()
-            process = subprocess.Popen(
-                ["sh", "-c", command],
-                cwd=arm.folder,
-                env=arm.child_environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            try:
-                code = process.wait(limit_s)
-            except subprocess.TimeoutExpired:
-                raise BuildFailed(f"`{command}` didn't end within {limit_s:.0f} s; its output: {log}") from None
-            finally:
-                if process.poll() is None:
-                    os.killpg(process.pid, 9)
-                    process.wait()
-        if code != 0:
-            words = last_line(log.read_text(errors="replace"))
-            raise BuildFailed(
-                f"`{command}` failed with code {code}: {results.shorten(words)}; all of its output: {log}"
-            )
+        command, log = arm.shell(arm.build.command), arm.build_folder / LOG_NAME
+        run_build(
+            ["sh", "-c", command],
+            command,
+            arm.folder,
+            arm.child_environment(),
+            log,
+            limit_s,
+            lambda text: tell(f"building {arm.target}: {text}"),
+        )
         if not Path(arm.expand(arm.build.artefact)).exists():
             raise BuildFailed(f"`{command}` didn't make {arm.expand(arm.build.artefact)}; its output: {log}")
         (arm.build_folder / STAMP_NAME).write_text(command, errors=ANY_BYTES)
     if built is not None:
         built.add(arm.build_folder)
+
+
+def run_build(
+    words: Sequence[str],
+    shown: str,
+    folder: Path,
+    environment: Mapping[str, str],
+    log: Path,
+    limit_s: float,
+    tell: Tell,
+    stdout: IO[bytes] | None = None,
+) -> None:
+    """Run a command that builds something, and tell each line of its output, which goes into a log. Raise BuildFailed.
+
+    `shown` is the command in messages. `stdout` gets its standard output, where that is for programs.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + limit_s
+    tell(shown)
+    with log.open("wb") as kept:
+        kept.write(f"$ {shown}\n".encode(errors=ANY_BYTES))
+        process = subprocess.Popen(
+            words,
+            cwd=folder,
+            env={**environment, **CARGO_PROGRESS},
+            stdin=subprocess.DEVNULL,
+            stdout=stdout or subprocess.PIPE,
+            stderr=subprocess.PIPE if stdout else subprocess.STDOUT,
+            start_new_session=True,
+        )
+        output = process.stderr if stdout else process.stdout
+        assert output is not None
+        try:
+            pending = b""
+            while time.monotonic() < deadline:
+                # Asked before anything is read, because what has ended writes nothing more. Its children may live on.
+                ended = process.poll() is not None
+                if not select.select([output], [], [], 0 if ended else BUILD_POLL_S)[0]:
+                    if ended:
+                        break
+                    continue
+                if not (data := TERMINAL_CODES.sub(b"", os.read(output.fileno(), 1 << 16))):
+                    break
+                # Progress is drawn over itself: what remains of a line is behind the last carriage return.
+                *lines, pending = (pending + data).split(b"\n")
+                kept.writelines(line.rpartition(b"\r")[2] + b"\n" for line in lines)
+                kept.flush()
+                if text := last_line(data.decode(errors="replace")):
+                    tell(text)
+            kept.write(pending.rpartition(b"\r")[2])
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            raise BuildFailed(f"`{shown}` didn't end within {limit_s:.0f} s; its output: {log}") from None
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, 9)
+                process.wait()
+            output.close()
+    if process.returncode != 0:
+        words_said = results.shorten(last_line(log.read_text(errors="replace")))
+        raise BuildFailed(f"`{shown}` failed with code {process.returncode}: {words_said}; all of its output: {log}")

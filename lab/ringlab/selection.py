@@ -87,7 +87,7 @@ def look_up(arm: manifest.Arm, asked: dict[tuple[str, str], manifest.Presence]) 
 
 
 def make_ready(
-    arms: Sequence[manifest.Arm], tell: Callable[[str], None], deadline: float | None = None
+    arms: Sequence[manifest.Arm], tell: manifest.Tell, deadline: float | None = None
 ) -> tuple[dict[str, manifest.Arm], list[results.Arm]]:
     """Detect and build arms; return those that can run, and a record of each, with the reason where it can't.
 
@@ -107,14 +107,12 @@ def make_ready(
         if record.skipped:
             continue
         limit_s = manifest.BUILD_TIMEOUT_S if deadline is None else max(0.0, deadline - time.monotonic())
-        if not_built(arm, built):
-            tell(f"building {arm.target}")
-            if not limit_s:
-                record.skipped = "not built: a quick run has no time for more builds"
-                record.install = "ringlab targets --build"
-                continue
+        if not limit_s and not_built(arm, built):
+            record.skipped = "not built: a quick run has no time for more builds"
+            record.install = "ringlab targets --build"
+            continue
         try:
-            manifest.build(arm, built, limit_s)
+            manifest.build(arm, built, limit_s, tell)
             present[arm.name] = arm
         except manifest.BuildFailed as error:
             record.skipped = broken[arm.build_folder] = f"it can't be built: {error}"

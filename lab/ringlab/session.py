@@ -31,10 +31,11 @@ from ringlab import (
     results,
     runner,
     selection,
+    statistics,
     storage,
     workloads,
 )
-from ringlab.progress import ConsoleProgress
+from ringlab.progress import ConsoleProgress, working
 from ringlab.report import terminal
 
 EXIT_INTERRUPTED = 130
@@ -117,8 +118,8 @@ def measure(
         if addresses:
             present, records = {arm.name: arm for arm in chosen}, [arm.record() for arm in chosen]
         else:
-            with console.status("checking which targets can run here") as status:
-                present, records = selection.make_ready(chosen, status.update, ready_by)
+            with working(console, "checking which targets can run here") as tell:
+                present, records = selection.make_ready(chosen, tell, ready_by)
         if baseline and baseline not in present:
             reason = next(
                 (record.skipped for record in records if record.name == baseline), "it isn't among the chosen targets"
@@ -254,9 +255,9 @@ def start_race(
     program, problem = None, ""
     needs_load = any(plan.loaded for plan in plans)
     if needs_load:
-        with console.status("looking for the load generator, and building it where it is missing"):
+        with working(console, "looking for the load generator") as tell:
             try:
-                program = generator.find()
+                program = generator.find(tell)
             except generator.GeneratorMissing as error:
                 problem = str(error)
     connections = max(plan.connections for plan in plans)
@@ -287,7 +288,8 @@ def finish(console: Console, race: runner.Race, asked: Sequence[goals.Goal] = ()
         f"{cells}, {arms}, {rounds}: about {duration}; Ctrl-C ends it and keeps what was measured",
         highlight=False,
     )
-    progress = ConsoleProgress(console, expected_s, limit_s)
+    least = min(1.0, statistics.ROUNDS_MIN / race.scale.rounds)
+    progress = ConsoleProgress(console, expected_s, limit_s, least)
     race.progress = progress
     begun = time.monotonic()
     try:
@@ -395,8 +397,8 @@ def go_on(path: Path, result: results.Result, targets_folder: Path | None) -> in
         targets_folder = Path(values["--targets-folder"])
     wanted = {arm.name for arm in result.arms if not arm.skipped and not arm.repeats}
     arms = [arm for arm in selection.find(targets_folder, (), terminal.warn) if arm.name in wanted]
-    with console.status("checking which targets can run here") as status:
-        present, records = selection.make_ready(arms, status.update)
+    with working(console, "checking which targets can run here") as tell:
+        present, records = selection.make_ready(arms, tell)
     lost = sorted(wanted - set(present))
     if lost:
         reasons = {record.name: record.skipped for record in records}

@@ -33,14 +33,18 @@ def artefact(name: str, executable: str | None) -> str:
 def test_cargo_says_where_it_has_built(cargo: Path, tmp_path: Path) -> None:
     said = [artefact("libc", None), artefact("other", "/wrong"), artefact("ringlab-load", "/some/where/ringlab-load")]
     lines = "\n".join([*said, json.dumps({"reason": "build-finished", "success": True})])
-    script(cargo, f"cat <<'END'\n{lines}\nEND")
-    assert generator.build(tmp_path) == Path("/some/where/ringlab-load")
+    script(cargo, f"echo '   Compiling ringlab-load' >&2; cat <<'END'\n{lines}\nEND")
+    told: list[str] = []
+    assert generator.build(tmp_path, told.append) == Path("/some/where/ringlab-load")
+    assert told[0].endswith("cargo build --release --locked --package ringlab-load")
+    assert told[1:] == ["Compiling ringlab-load"]
 
 
 def test_a_build_that_fails_is_told_with_its_words(cargo: Path, tmp_path: Path) -> None:
     script(cargo, "echo 'error: no such field' >&2; exit 101")
     with pytest.raises(
-        generator.GeneratorMissing, match=r"--package ringlab-load` failed in .*:\nerror: no such field$"
+        generator.GeneratorMissing,
+        match=r"^in .*--package ringlab-load` failed with code 101: error: no such field; all of its output: ",
     ):
         generator.build(tmp_path)
 
@@ -48,7 +52,7 @@ def test_a_build_that_fails_is_told_with_its_words(cargo: Path, tmp_path: Path) 
 def test_a_build_that_hangs_is_told(cargo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generator, "BUILD_TIMEOUT_S", 0.2)
     script(cargo, "exec sleep 60")
-    with pytest.raises(generator.GeneratorMissing, match=r"didn't end within 0.2 s in .*: run it by hand"):
+    with pytest.raises(generator.GeneratorMissing, match=r"^in .*: `.*` didn't end within 0 s; its output: "):
         generator.build(tmp_path)
 
 

@@ -1,6 +1,7 @@
 """The contents of target.toml, what is wrong with one that can't be used, and how targets are found and built."""
 
 import os
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -249,6 +250,56 @@ def test_a_build_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     arm = read(tmp_path, GOOD.replace("cp {target}/source {build}/server", "sleep 600"))[0]
     with pytest.raises(manifest.BuildFailed, match="`sleep 600` didn't end within 0 s; its output: "):
         manifest.build(arm, None, 0.05)
+
+
+def test_a_build_that_does_not_stop_printing_is_ended(tmp_path: Path) -> None:
+    arm = read(tmp_path, GOOD.replace("cp {target}/source {build}/server", "while echo more; do :; done"))[0]
+    with pytest.raises(manifest.BuildFailed, match="didn't end within 0 s; its output: "):
+        manifest.build(arm, None, 0.2)
+
+
+def test_a_build_does_not_wait_for_what_it_leaves_running(tmp_path: Path) -> None:
+    """A daemon of a build tool keeps the output open."""
+    command = "sleep 600 & echo $! >{build}/pid; cp {target}/source {build}/server"
+    arm = read(tmp_path, GOOD.replace("cp {target}/source {build}/server", command))[0]
+    (arm.folder / "source").write_text("1")
+    manifest.build(arm)
+    os.kill(int((arm.build_folder / "pid").read_text()), signal.SIGKILL)
+    assert manifest.is_built(arm)
+
+
+def test_the_progress_of_a_build_is_told_and_its_log_is_readable(tmp_path: Path) -> None:
+    said = r"\033[1m   Compiling\033[0m one v1\n    Building [=>  ] 1/2: two\r    Building [==> ] 2/2: two\r\033[K    Finished\n"
+    command = f"printf '{said}'; cp {{target}}/source {{build}}/server"
+    arm = read(tmp_path, GOOD.replace("cp {target}/source {build}/server", command.replace("\\", "\\\\")))[0]
+    (arm.folder / "source").write_text("1")
+    told: list[str] = []
+    manifest.build(arm, tell=told.append)
+    assert told[0] == f"building good: {arm.shell(arm.build.command)}"
+    assert told[-1] == "building good: Finished"
+    lines = (arm.build_folder / manifest.LOG_NAME).read_text().splitlines()
+    assert lines == [f"$ {arm.shell(arm.build.command)}", "   Compiling one v1", "    Finished"]
+
+
+def test_what_cargo_says_about_its_progress_is_told(tmp_path: Path) -> None:
+    arm = read(tmp_path, GOOD.replace("cp {target}/source {build}/server", "env | sort >{build}/server"))[0]
+    manifest.build(arm)
+    environment = (arm.build_folder / "server").read_text()
+    assert "CARGO_TERM_PROGRESS_WHEN=always\nCARGO_TERM_PROGRESS_WIDTH=" in environment
+
+
+def test_each_rust_target_is_built_alone_and_where_it_is_asked_for(tmp_path: Path) -> None:
+    arms = [arm for arm in manifest.discover(REPOSITORY_TARGETS, tmp_path) if arm.language == "Rust"]
+    assert len({arm.target for arm in arms}) == 5
+    for arm in arms:
+        words = arm.build.command.split()
+        assert words[words.index("--package") + 1] == f"target-{arm.target}"
+        artefact = Path(arm.expand(arm.build.artefact)).parent / arm.target
+        assert artefact.resolve() == tmp_path / "cargo" / "release" / arm.target
+        assert f"--target-dir {arm.build_folder}/../cargo" in arm.shell(arm.build.command)
+        for kind in arm.commands:
+            values = dict.fromkeys(("host", "port", "workers", "mode", "count", "concurrent"), "1")
+            assert arm.command(kind, **values)[0] == arm.expand(arm.build.artefact)
 
 
 def test_debugging_builds_are_refused(tmp_path: Path) -> None:
