@@ -27,6 +27,7 @@ from ringlab import (
     guard,
     history,
     manifest,
+    neighbours,
     preflight,
     presets,
     process,
@@ -159,17 +160,6 @@ def targets_folder_option() -> Decorator:
     )
 
 
-def if_busy_option() -> Decorator:
-    """Return the option that says what to do where another lab measures on this machine."""
-    return click.option(
-        "--if-busy",
-        type=click.Choice(["refuse", "wait", "beside"]),
-        default="refuse",
-        show_default=True,
-        help="If another lab is measuring on this machine: refuse, wait until it ends, or measure on other CPUs (beside).",
-    )
-
-
 def measuring_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that `run` and `compare` have in common."""
     options: list[Decorator] = [
@@ -202,7 +192,7 @@ def measuring_options(function: Callable[..., Any]) -> Callable[..., Any]:
             show_default=True,
             help="apart: servers and load on separate CPUs; free: the kernel decides.",
         ),
-        if_busy_option(),
+        neighbours.if_busy_option,
         click.option(
             "--memory",
             type=click.IntRange(16, 1 << 24),
@@ -497,7 +487,7 @@ def compare(arms: tuple[str, str], source: Path | None, what: tuple[str, ...], *
     type=click.IntRange(0, SEED_MAX),
     help="Seed for the order in each round and for the bytes sent (random; it is recorded).",
 )
-@if_busy_option()
+@neighbours.if_busy_option
 @click.option(
     "--output",
     type=click.Path(path_type=Path, file_okay=False),

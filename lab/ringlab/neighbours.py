@@ -17,7 +17,9 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any
+
+import click
 
 from ringlab import Refused, results
 
@@ -26,7 +28,43 @@ POLL_S = 0.5
 DOOR = "door"
 PREFIX, SUFFIX = "ringlab-", ".lock"
 """Of a lab's file. Others, in a folder that somebody has named, are not touched."""
-IfBusy = Literal["refuse", "wait", "beside"]
+WAIT_MINUTES = 60.0
+IfBusy = str
+"""Says what to do where another lab measures: refuse, wait, wait:MINUTES or beside."""
+
+
+class IfBusyType(click.ParamType[IfBusy]):
+    """The value of --if-busy."""
+
+    name = "if_busy"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> IfBusy:
+        """Return it, checked."""
+        with contextlib.suppress(ValueError):
+            if value in ("refuse", "beside") or waiting_s(value) > 0:
+                return str(value)
+        self.fail(f"{value!r} is none of refuse, wait, wait:MINUTES and beside", param, ctx)
+
+
+def if_busy_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the option that says what to do where another lab measures on this machine."""
+    return click.option(
+        "--if-busy",
+        type=IfBusyType(),
+        metavar="[refuse|wait|wait:MINUTES|beside]",
+        default="refuse",
+        show_default=True,
+        help=f"If another lab is measuring on this machine: refuse, wait until it ends (at most {WAIT_MINUTES:g} minutes, or"
+        " MINUTES), or measure on other CPUs (beside).",
+    )(function)
+
+
+def waiting_s(if_busy: IfBusy) -> float:
+    """Return how long another lab is waited for; raise ValueError."""
+    word, colon, minutes = if_busy.partition(":")
+    if word != "wait":
+        raise ValueError(if_busy)
+    return 60 * (float(minutes) if colon else WAIT_MINUTES)
 
 
 @dataclass(frozen=True)
@@ -118,9 +156,9 @@ def announced(
 ) -> Iterator[results.Placement]:
     """Choose CPUs for this lab that no other lab has, and let others know of it until the end of the block.
 
-    Raise Refused where another lab measures, unless it is to be waited for, or to be measured beside.
+    Raise Refused where another lab measures, unless it is to be waited for and ends in time, or to be measured beside.
     """
-    place, told = folder(), False
+    place, began = folder(), 0.0
     try:
         make(place)
         with door(place):
@@ -142,9 +180,15 @@ def announced(
                 f"another lab measures on this machine: {who}; wait for it with --if-busy wait,"
                 " or measure on other CPUs with --if-busy beside"
             )
-        if not told:
-            tell(f"waiting for another lab: {who}")
-            told = True
+        limit_s = waiting_s(if_busy)
+        if not began:
+            began = time.monotonic()
+            tell(f"waiting at most {limit_s / 60:g} minutes for another lab: {who}")
+        if time.monotonic() - began > limit_s:
+            raise Refused(
+                f"another lab still measures after {limit_s / 60:g} minutes: {who}; wait longer with --if-busy wait:MINUTES,"
+                " or measure on other CPUs with --if-busy beside"
+            )
         time.sleep(POLL_S)
     try:
         yield placement

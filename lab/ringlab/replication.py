@@ -427,13 +427,7 @@ def render(report: Report, result: Result, workers: int, seconds: float | None, 
     type=click.Path(path_type=Path, file_okay=False),
     help=f"The folder for results ({storage.FOLDER}/DATE-NAME).",
 )
-@click.option(
-    "--if-busy",
-    type=click.Choice(["refuse", "wait", "beside"]),
-    default="refuse",
-    show_default=True,
-    help="What to do if another lab is measuring on this machine.",
-)
+@neighbours.if_busy_option
 def replicate_command(
     name: str,
     quick: bool,

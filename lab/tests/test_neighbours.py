@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import click
 import pytest
 
 from ringlab import Refused, neighbours, results, storage
@@ -88,7 +89,28 @@ def test_a_second_lab_waits(other: "subprocess.Popen[str]") -> None:
     with neighbours.announced(placer(0, 1), "wait", tell) as placement:
         assert other.wait() == 0
         assert placement.server == [0]
-    assert told[0].startswith(f"waiting for another lab: process {other.pid}, ")
+    assert told[0].startswith(f"waiting at most 60 minutes for another lab: process {other.pid}, ")
+
+
+def test_a_second_lab_does_not_wait_for_ever(other: "subprocess.Popen[str]") -> None:
+    told: list[str] = []
+    with (
+        pytest.raises(Refused, match=f"still measures after 0.006 minutes: process {other.pid}, .*--if-busy wait:MIN"),
+        neighbours.announced(placer(0, 1), "wait:0.006", told.append),
+    ):
+        pass
+    assert [text.partition(":")[0] for text in told] == ["waiting at most 0.006 minutes for another lab"]
+
+
+@pytest.mark.parametrize("value", ["refuse", "beside", "wait", "wait:90", "wait:0.5"])
+def test_what_to_do_if_busy_is_read(value: str) -> None:
+    assert neighbours.IfBusyType().convert(value, None, None) == value
+
+
+@pytest.mark.parametrize("value", ["", "wait:", "wait:0", "wait:-1", "wait:nan", "wait:long", "refuse:5", "beside:1"])
+def test_what_to_do_if_busy_must_be_known(value: str) -> None:
+    with pytest.raises(click.BadParameter, match="is none of refuse, wait, wait:MINUTES and beside"):
+        neighbours.IfBusyType().convert(value, None, None)
 
 
 def test_a_lab_that_was_killed_is_no_neighbour(other: "subprocess.Popen[str]") -> None:

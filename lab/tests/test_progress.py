@@ -1,4 +1,4 @@
-"""What is said about how far the lab is, and how long it will still take."""
+"""How far the lab is, and how long it will still take, as the console shows it."""
 
 import io
 
