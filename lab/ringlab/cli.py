@@ -398,8 +398,8 @@ def cells_of(what: Sequence[str]) -> list[str]:
 @click.option(
     "--in",
     "source",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Compare within this result; measure nothing.",
+    type=click.Path(path_type=Path, exists=True),
+    help="Compare within this result, or that of this folder; measure nothing.",
 )
 @click.option("--workload", "what", multiple=True, metavar="WORKLOAD|CELL", help="Only these. Repeatable.")
 @result_file_options
@@ -414,7 +414,7 @@ def compare(arms: tuple[str, str], source: Path | None, what: tuple[str, ...], *
     \b
     Examples:
       ringlab compare asyncio-protocol uvloop-protocol --workload echo --quick
-      ringlab compare go tokio --in ringlab-results/20261121-160000/result.json
+      ringlab compare go tokio --in ringlab-results/20261121-160000
       ringlab compare before/result.json after/result.json --fail-if slower:3% --junit junit.xml
     """
     first, second = arms
@@ -610,7 +610,7 @@ def report_command(paths: tuple[Path, ...], kind: str, output: Path | None) -> N
     """
     if output is not None and len(paths) > 1 and kind != "html":
         raise Refused("--output takes several results only with --format html; otherwise report them one by one")
-    files = [path / storage.RESULT_FILE if path.is_dir() else path for path in paths]
+    files = [storage.result_file(path) for path in paths]
     found = [
         (file.resolve().parent.name if file.name == storage.RESULT_FILE else file.stem, results.Result.read(file))
         for file in files

@@ -24,8 +24,7 @@ def is_result(text: str) -> bool:
 
 def read_result(text: str) -> Result:
     """Read the result that an argument names."""
-    path = Path(text)
-    return Result.read(path / storage.RESULT_FILE if path.is_dir() else path)
+    return Result.read(storage.result_file(Path(text)))
 
 
 def compare_files(

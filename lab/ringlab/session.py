@@ -437,9 +437,9 @@ def go_on(path: Path, result: results.Result, targets_folder: Path | None) -> in
 
 
 def compare_within(source: Path, first: str, second: str, what: Sequence[str]) -> None:
-    """Compare two arms of a result."""
+    """Compare two arms of a result, which is a file or in a folder."""
     console = terminal.make_console()
-    result = results.Result.read(source)
+    result = results.Result.read(storage.result_file(source))
     records = {arm.name: arm for arm in result.arms}
     for name in (first, second):
         if name not in records or records[name].skipped:

@@ -21,6 +21,11 @@ HTML_FILE = "report.html"
 OVERHEAD_S_MAX = 600.0
 
 
+def result_file(path: Path) -> Path:
+    """Return the result that a path names: the file itself, or that in the folder."""
+    return path / RESULT_FILE if path.is_dir() else path
+
+
 @contextlib.contextmanager
 def claim(output: Path | None) -> Iterator[Path]:
     """Give the folder for results, which is this run's alone until the end; one that holds a result, or can't be written to, is refused.

@@ -279,6 +279,10 @@ def test_two_arms_are_compared_by_a_race_and_within_a_result(make_targets: MakeT
     # The fake's figures differ by up to 0.4% from process to process.
     assert re.search(r"one is worse than two in time per operation: 2\.(49|50|51) times as much", within.output)
     assert within.output.count("echo/framed/1KB/1: ") == 4
+    assert ringlab("compare", "two", "one", "--in", output).output == within.output
+    nothing = ringlab("compare", "two", "one", "--in", output.parent)
+    assert nothing.exit_code == 2
+    assert f"{output.parent / 'result.json'}" in nothing.output
     narrowed = ringlab("compare", "one", "two", "--in", output / "result.json", "--workload", "loops").output
     assert f"{CALL_SOON}: two is better than one" in narrowed
     assert "echo" not in narrowed
