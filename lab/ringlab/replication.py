@@ -1,12 +1,12 @@
-"""Repeating published benchmarks: each report's own set-up, with its flaws mended, and both tables side by side.
+"""Repeating published benchmarks: each report's own set-up, with its flaws mended, and its claims beside what is measured here.
 
-docs/lab.md has the reports and what is wrong with them. What a report measured is a cell of the lab here; what it did not measure
-soundly is measured as the cell does it, and the list of what was mended says so.
+docs/lab.md has the reports and what is wrong with them. A report compared systems, so what is repeated are its ratios: absolute figures
+of another machine say nothing about this one. Where its subject isn't here, nothing is measured.
 """
 
 import datetime
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ringlab import Refused, figures, manifest, neighbours, preflight, results, session, storage
+from ringlab import Refused, figures, manifest, neighbours, preflight, results, selection, session, statistics, storage
+from ringlab.progress import working
 from ringlab.report import terminal
 from ringlab.results import Result
 
@@ -26,17 +27,18 @@ REPORT_FILE = "replication.md"
 
 
 @dataclass(frozen=True)
-class Row:
-    """A figure of a report, and what stands for it here."""
+class Claim:
+    """A ratio between two figures of a report, and where it is measured here."""
 
-    subject: str
-    """As the report names it."""
-    arm: str
     cell: str
     figure: str
     """The key of a sample's figure."""
-    published: float
-    """In the figure's unit here: ns, per second, percent or MB/s in each direction."""
+    arm: str
+    other: str
+    ratio: float
+    """The arm's figure divided by that of the other; 0 where the report claims something that it hasn't measured."""
+    note: str = ""
+    """Says where the report's own two figures are from different cells."""
 
 
 @dataclass(frozen=True)
@@ -48,69 +50,100 @@ class Report:
     seconds: float
     """The report's own samples; 0 where it counted operations instead."""
     workers: int
-    arms: tuple[str, ...]
-    """Those of the report, and the floor or control."""
-    baseline: str
-    rows: tuple[Row, ...]
+    subject: str
+    """The arm that the report is about."""
+    floor: str
+    """The arm that shows what the lab's own cost is, or the control."""
+    claims: tuple[Claim, ...]
     mended: tuple[str, ...]
     incomparable: tuple[str, ...]
+    missing: str = "there is no such target"
+    """Said of its subject where there is no target for it."""
+
+    @property
+    def arms(self) -> list[str]:
+        """Those of the report, and the floor or control."""
+        return list(dict.fromkeys([*(arm for claim in self.claims for arm in (claim.arm, claim.other)), self.floor]))
 
     @property
     def cells(self) -> list[str]:
         """The cells that are measured."""
-        return list(dict.fromkeys(row.cell for row in self.rows))
+        return list(dict.fromkeys(claim.cell for claim in self.claims))
 
 
-UNITS = {"operations_per_s": "/s", "server_cpu_percent": "%", "megabytes_per_s": "MB/s"}
-"""Of figures that aren't times in ns."""
 TITLES = {
     "operations_per_s": "rate",
-    "server_cpu_percent": "server CPU",
-    "megabytes_per_s": "each direction",
-    "operation_ns": "per operation",
-    "fire_ns": "to run",
-    "latency_ns_mean": "mean",
+    "server_cpu_us": "CPU per request",
+    "megabytes_per_s": "bandwidth",
+    "operation_ns": "time per operation",
+    "fire_ns": "time to run",
+    "latency_ns_mean": "mean latency",
     "latency_ns_p50": "p50",
     "latency_ns_p95": "p95",
     "latency_ns_p99": "p99",
-    "cold_ns_p50": "cold, p50",
 }
 
 
-def kio_rows() -> tuple[Row, ...]:
-    """Return the figures of the HTTP report; CPU is that of 8 cores, so of one CPU it is 8 times as much."""
-    published = {
-        ("kio", 50): (139_489, 350e3, 299e3, 1.06e6, 40),
-        ("tokio", 50): (110_599, 437e3, 396e3, 1.14e6, 20),
-        ("kio", 500): (183_992, 2.69e6, 2.37e6, 7.11e6, 40),
-        ("tokio", 500): (159_074, 3.10e6, 2.65e6, 7.90e6, 40),
-        ("kio", 2000): (179_944, 5.58e6, 5.30e6, 9.74e6, 40),
-        ("tokio", 2000): (176_440, 5.66e6, 5.10e6, 12.95e6, 40),
-    }
-    keys = ("operations_per_s", "latency_ns_mean", "latency_ns_p50", "latency_ns_p99", "server_cpu_percent")
-    return tuple(
-        Row(subject, subject, f"http/{connections}/closed", key, 8 * value if key == "server_cpu_percent" else value)
-        for (subject, connections), values in published.items()
-        for key, value in zip(keys, values, strict=True)
-    )
+def ratios(cell: str, figure: str, arm: str, published: Mapping[str, float], note: str = "") -> Iterator[Claim]:
+    """Yield the claims of one column of a report: one of its systems against each of the others."""
+    for other, figure_of_other in published.items():
+        if other != arm:
+            yield Claim(cell, figure, arm, other, published[arm] / figure_of_other if figure_of_other else 0.0, note)
 
 
-def atacama_rows() -> tuple[Row, ...]:
-    """Return the figures of the echo report: Mbps for each connection, both directions summed, as MB/s in each direction in all."""
-    published = {
-        ("Atacama", "atacama"): (40_280, 422, 404, 58),
-        ("Eio", "eio-posix"): (22_179, 157, 173, 34),
-        ("ranch", "ranch"): (73_343, 512, 509, 27),
-        ("thousand_island", "thousand_island"): (72_889, 517, 523, 49),
-        ("Go", "go"): (72_813, 200, 219, 56),
-        ("tokio", "tokio"): (77_355, 539, 539, 49),
+def kio_claims() -> Iterator[Claim]:
+    """Yield the claims of the HTTP report. Its CPU percentages are divided by its rates: it never says what a request costs."""
+    published: dict[int, dict[str, tuple[float, ...]]] = {
+        50: {"kio": (139_489, 350, 299, 1.06, 40), "tokio": (110_599, 437, 396, 1.14, 20)},
+        500: {"kio": (183_992, 2.69, 2.37, 7.11, 40), "tokio": (159_074, 3.10, 2.65, 7.90, 40)},
+        2000: {"kio": (179_944, 5.58, 5.30, 9.74, 40), "tokio": (176_440, 5.66, 5.10, 12.95, 40)},
     }
-    cells = (("echo/stream/1", 1), ("echo/stream/100", 100), ("echo/stream/500", 500))
-    return tuple(
-        Row(subject, arm, cell, "megabytes_per_s", megabits * connections / 2 / 8)
-        for (subject, arm), (one, hundred, _, five_hundred) in published.items()
-        for (cell, connections), megabits in zip(cells, (one, hundred, five_hundred), strict=True)
-    )
+    for connections, rows in published.items():
+        cell = f"http/{connections}/closed"
+        for index, figure in enumerate(("operations_per_s", "latency_ns_mean", "latency_ns_p50", "latency_ns_p99")):
+            yield from ratios(cell, figure, "kio", {arm: row[index] for arm, row in rows.items()})
+        yield from ratios(cell, "server_cpu_us", "kio", {arm: row[4] / row[0] for arm, row in rows.items()})
+
+
+def atacama_claims() -> Iterator[Claim]:
+    """Yield the claims of the echo report, which are about Mbps for each connection."""
+    published = {
+        1: (40_280, 22_179, 73_343, 72_889, 72_813, 77_355),
+        100: (422, 157, 512, 517, 200, 539),
+        500: (58, 34, 27, 49, 56, 49),
+    }
+    arms = ("atacama", "eio-posix", "ranch", "thousand_island", "go", "tokio")
+    for connections, megabits in published.items():
+        column = dict(zip(arms, megabits, strict=True))
+        yield from ratios(f"echo/stream/{connections}", "megabytes_per_s", "atacama", column)
+
+
+def tml_claims() -> Iterator[Claim]:
+    """Yield the claims of the report about binding: each of its other systems in the cells that may stand for it."""
+    published = {"asyncio-protocol": 21_388, "go": 21_288, "tokio": 41_550, "node": 559_640}
+    for other, ns in published.items():
+        yield from ratios("bind/listen/1", "operation_ns", "tml", {"tml": 13_668, other: ns})
+    for other in ("go", "node"):
+        yield from ratios("bind/listen/50", "operation_ns", "tml", {"tml": 13_668, other: published[other]})
+
+
+def pyloop_claims() -> Iterator[Claim]:
+    """Yield the claims about event loops."""
+    chain, chains = "loops/schedule/chain", "loops/schedule/chains"
+    yield from ratios(chains, "operation_ns", "pyloop", {"pyloop": 73.0, "asyncio": 713.7, "uvloop": 0, "rloop": 0})
+    yield from ratios(chain, "operation_ns", "pyloop", {"pyloop": 1_385, "asyncio": 13_783})
+    yield from ratios("loops/schedule/timers", "fire_ns", "pyloop", {"pyloop": 24.7, "asyncio": 14.8})
+
+
+def pair_claims() -> Iterator[Claim]:
+    """Yield the claims about two echo servers, one of which was measured with 1 KB and the other with 16 KB."""
+    note = "16 KB against 1 KB"
+    for cell in ("rtt/1KB", "rtt/16KB"):
+        for figure, asyncio, threads in (
+            ("latency_ns_mean", 89, 30), ("latency_ns_p95", 122, 53), ("megabytes_per_s", 172.61, 32.34),
+        ):  # fmt: skip
+            published = {"asyncio-streams": asyncio, "threaded-python": threads}
+            yield from ratios(cell, figure, "asyncio-streams", published, note)
 
 
 REPORTS = {
@@ -121,9 +154,9 @@ REPORTS = {
             "HTTP hello world: kio against tokio, wrk on a second machine, 8 workers, 30 s",
             30.0,
             8,
-            ("kio", "tokio", "c-epoll"),
+            "kio",
             "c-epoll",
-            kio_rows(),
+            tuple(kio_claims()),
             (
                 "every row has the connections that it names: 50 and 500 were 48 and 492 (wrk divides"
                 " among 12 threads), and 2,000 were 1,009,"
@@ -136,7 +169,7 @@ REPORTS = {
             (
                 "rates and latencies as such: client and server share this machine, and the report's ran on two",
                 "the rows of 2,000 connections, whose published figures are those of 1,009",
-                "CPU percent: the report's is of 8 cores, and rounded to 10; here it is shown as percent of one CPU",
+                "CPU per request: it is worked out from percentages of 8 cores that the report has rounded to 10",
             ),
         ),
         Report(
@@ -144,9 +177,9 @@ REPORTS = {
             "Echo under tcpkali: 'hello world' as a stream, on 1, 100 and 500 connections, 10 s",
             10.0,
             1,
-            ("atacama", "eio-posix", "ranch", "thousand_island", "go", "tokio", "c-epoll"),
+            "atacama",
             "c-epoll",
-            atacama_rows(),
+            tuple(atacama_claims()),
             (
                 "bandwidth is in each direction and in all; the report's is of each connection, with both directions summed",
                 "every byte that comes back is checked by its position",
@@ -164,18 +197,9 @@ REPORTS = {
             "Binding a listener in six languages: 50 binds each, Windows 10",
             0.0,
             1,
-            ("tml", "asyncio-protocol", "go", "tokio", "node", "c-epoll"),
+            "tml",
             "c-epoll",
-            (
-                Row("TML", "tml", "bind/listen/1", "operation_ns", 13_668),
-                Row("Python", "asyncio-protocol", "bind/bind/1", "operation_ns", 21_388),
-                Row("Python", "asyncio-protocol", "bind/listen/1", "operation_ns", 21_388),
-                Row("Go", "go", "bind/listen/1", "operation_ns", 21_288),
-                Row("Go", "go", "bind/listen/50", "operation_ns", 21_288),
-                Row("Rust (tokio)", "tokio", "bind/listen/1", "operation_ns", 41_550),
-                Row("Node.js", "node", "bind/listen/1", "operation_ns", 559_640),
-                Row("Node.js", "node", "bind/listen/50", "operation_ns", 559_640),
-            ),
+            tuple(tml_claims()),
             (
                 "samples last at least 100 ms instead of 0.7 ms",
                 "binding alone and binding with listening are different cells: Python only bound, the others listened, too",
@@ -193,19 +217,9 @@ REPORTS = {
             "Event-loop micro-benchmarks: PyLoop against asyncio, macOS, Python 3.12",
             0.0,
             1,
-            ("asyncio", "uvloop", "rloop"),
+            "pyloop",
             "asyncio",
-            (
-                Row("PyLoop", "", "loops/schedule/chains", "operation_ns", 73.0e6 / 50_000),
-                Row("asyncio", "asyncio", "loops/schedule/chains", "operation_ns", 713.7e6 / 50_000),
-                Row("PyLoop", "", "loops/schedule/chain", "operation_ns", 1_385),
-                Row("asyncio", "asyncio", "loops/schedule/chain", "operation_ns", 13_783),
-                Row("PyLoop", "", "loops/schedule/timers", "fire_ns", 24.7e6 / 5_000),
-                Row("asyncio", "asyncio", "loops/schedule/timers", "fire_ns", 14.8e6 / 5_000),
-                Row("uvloop", "uvloop", "loops/schedule/call_soon", "operation_ns", 0.0),
-                Row("uvloop", "uvloop", "loops/schedule/chains", "operation_ns", 0.0),
-                Row("rloop", "rloop", "loops/schedule/chains", "operation_ns", 0.0),
-            ),
+            tuple(pyloop_claims()),
             (
                 "a batch, a chain and an iteration are three benchmarks: the report's first and third time one chain",
                 "a socket is registered and must be served meanwhile: PyLoop polled nothing",
@@ -214,31 +228,19 @@ REPORTS = {
                 "uvloop and a loop in Rust take part: the report says it is better than uvloop, and measured none",
             ),
             (
-                "PyLoop itself: its sources aren't published under this name in any registry that was found",
                 "the timers: the report's total holds insertion, waiting and running",
                 "'mixed workloads 5-7x', which the report did not measure",
             ),
+            "its sources weren't found in any registry; if you have them, add a target of this name",
         ),
         Report(
             "echo-pair",
             "Echo round trips of two Python servers on one connection, Apple M2, Python 3.11",
             5.0,
             1,
-            ("threaded-python", "asyncio-streams", "asyncio-protocol", "c-epoll"),
+            "asyncio-streams",
             "c-epoll",
-            (
-                Row("threads", "threaded-python", "rtt/1KB", "latency_ns_mean", 30_000),
-                Row("threads", "threaded-python", "rtt/1KB", "latency_ns_p95", 53_000),
-                Row("threads", "threaded-python", "rtt/1KB", "megabytes_per_s", 32.34),
-                Row("asyncio", "asyncio-streams", "rtt/1KB", "latency_ns_mean", 0.0),
-                Row("asyncio", "asyncio-streams", "rtt/1KB", "latency_ns_p95", 0.0),
-                Row("threads", "threaded-python", "rtt/16KB", "latency_ns_mean", 0.0),
-                Row("threads", "threaded-python", "rtt/16KB", "latency_ns_p95", 0.0),
-                Row("asyncio", "asyncio-streams", "rtt/16KB", "latency_ns_mean", 89_000),
-                Row("asyncio", "asyncio-streams", "rtt/16KB", "latency_ns_p95", 122_000),
-                Row("asyncio", "asyncio-streams", "rtt/16KB", "megabytes_per_s", 172.61),
-                Row("asyncio, cold", "asyncio-streams", "rtt/1KB", "cold_ns_p50", 5_543_000),
-            ),
+            tuple(pair_claims()),
             (
                 "all four cells: the report compares threads with 1 KB to asyncio with 16 KB",
                 "samples of 5 s instead of 63 and 95 ms, after a warm-up, in rounds",
@@ -248,6 +250,7 @@ REPORTS = {
             (
                 "times as such: the report's are of an Apple M2 and hold a client in Python",
                 "MB/s, which with one message under way is the size divided by the round trip",
+                "the cold message of 5.5 ms, which was one: the cells of rtt have the first message of 50 connections",
             ),
         ),
     )
@@ -265,22 +268,36 @@ def replicate(
     output: Path | None,
     if_busy: neighbours.IfBusy,
 ) -> int:
-    """Run a report's set-up here, and print both tables; return the exit status."""
+    """Run a report's set-up here, and print its claims beside what was measured; return the exit status."""
     report = REPORTS[name]
     console = terminal.make_console()
     console.print(f"[bold]{escape(report.title)}[/bold]", highlight=False)
+    known = {arm.name: arm for arm in manifest.discover(targets_folder, broken={})}
+    arms = [known[arm] for arm in report.arms if arm in known]
+    # Others may measure until everything is built. Without the subject nothing is built either.
+    with working(console, "checking which systems can run here") as tell:
+        present, records = selection.make_ready([arm for arm in arms if arm.name == report.subject], tell)
+        if present:
+            present, records = selection.make_ready(arms, tell)
+    lost = {arm: "there is no such target" for arm in report.arms if arm not in known}
+    lost |= {report.subject: report.missing} if report.subject in lost else {}
+    lost |= {
+        record.name: record.skipped + (f". Install it with: {record.install}" if record.install else "")
+        for record in records
+        if record.skipped
+    }
+    if report.subject in lost:
+        raise Refused(f"nothing is measured, because {report.subject} can't run here: {lost[report.subject]}")
+    if not any({claim.arm, claim.other} <= present.keys() for claim in report.claims):
+        others = "; ".join(f"{arm}: {why}" for arm, why in lost.items())
+        raise Refused(f"nothing is measured, because {report.subject} can be compared with nothing here: {others}")
     placement = preflight.place()
     workers = workers or max(1, min(report.workers, len(placement.server) or 1))
     length = seconds or (QUICK_SECONDS if quick else report.seconds) or None
     folder = output or Path(storage.FOLDER) / f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{name}"
-    known = {arm.name for arm in manifest.discover(targets_folder, broken={})}
-    lost = [arm for arm in report.arms if arm not in known]
-    selectors = [arm for arm in report.arms if arm in known]
-    if not selectors:
-        raise Refused(f"none of {', '.join(report.arms)} is among the targets; `ringlab targets` lists them")
     code = session.measure(
         report.cells,
-        selectors,
+        list(present),
         "",
         targets_folder=targets_folder,
         quick=False,
@@ -298,109 +315,71 @@ def replicate(
         output=folder,
     )
     result = Result.read(folder / storage.RESULT_FILE)
-    text = render(report, result, workers, length, lost)
-    show(console, report, result)
-    results.write_text(folder / REPORT_FILE, text)
+    show(console, report, result, lost)
+    results.write_text(folder / REPORT_FILE, render(report, result, workers, length, lost))
     console.print(f"  {folder / REPORT_FILE}", markup=False, highlight=False)
     return code
 
 
-def measured(result: Result, row: Row) -> float | None:
-    """Return the median of a figure here; None if it wasn't measured."""
-    for cell in result.cells:
-        if cell.name == row.cell:
-            for summary in cell.analysis.summaries:
-                if (summary.arm, summary.metric) == (row.arm, row.figure):
-                    return summary.median
-    return None
+HEADINGS = ("cell", "figure", "ratio", "the report", "here", "")
 
 
-def write_figure(figure: str, value: float | None) -> str:
-    """Write a figure with its unit; nothing if there is none."""
-    if not value:
-        return ""
-    unit = UNITS.get(figure, "ns")
-    if unit == "MB/s":
-        return f"{figures.significant(value)} MB/s"
-    return f"{value:,.0f}{unit}" if unit != "ns" else figures.latency(value)
-
-
-def cells_of(report: Report, result: Result) -> list[list[str]]:
-    """Return the rows of both tables side by side."""
-    rows = []
-    for row in report.rows:
-        here = measured(result, row)
-        ratio = figures.ratio(here / row.published) if here and row.published else ""
-        rows.append(
-            [
-                row.cell,
-                row.subject,
-                TITLES[row.figure],
-                write_figure(row.figure, row.published) or "not measured",
-                write_figure(row.figure, here) or "did not run",
-                ratio,
-            ]
+def compare(claim: Claim, result: Result) -> list[str]:
+    """Return a claim as a row: what it says, what was measured, and whether one fits the other."""
+    row = [claim.cell, TITLES[claim.figure], f"{claim.arm} / {claim.other}"]
+    row.append(
+        f"{figures.ratio(claim.ratio)}{f', {claim.note}' if claim.note else ''}" if claim.ratio else "not measured"
+    )
+    cell = next((each for each in result.cells if each.name == claim.cell), None)
+    found = None
+    if cell is not None:
+        found = statistics.estimate(
+            statistics.log_ratios(cell.series(claim.arm, claim.figure), cell.series(claim.other, claim.figure))
         )
-    return rows
+    if found is None or found.rounds < statistics.ROUNDS_MIN:
+        return [*row, "did not run" if found is None else "too few rounds", ""]
+    low, high = found.interval
+    fits = "" if not claim.ratio else "fits" if low <= claim.ratio <= high else "doesn't fit"
+    return [*row, figures.ratio_within(found.ratio, low, high), fits]
 
 
-HEADINGS = ("cell", "subject", "figure", "the report", "here", "here / report")
-
-
-def absent(report: Report, result: Result, lost: Sequence[str]) -> list[str]:
-    """Say which arms did not run, and what they lack."""
-    records = {arm.name: arm for arm in result.arms}
-    found = [f"{name}: there is no such target" for name in lost]
-    for name in report.arms:
-        record = records.get(name)
-        if record is not None and record.skipped:
-            found.append(
-                f"{name}: {record.skipped}" + (f". Install it with: {record.install}" if record.install else "")
-            )
-    return found
-
-
-def show(console: Console, report: Report, result: Result) -> None:
-    """Print both tables, what was mended and what can't be compared."""
-    table = Table(box=None, header_style="dim", title="the report, and this machine", title_justify="left")
+def show(console: Console, report: Report, result: Result, lost: Mapping[str, str]) -> None:
+    """Print the claims, what was mended and what can't be compared."""
+    table = Table(box=None, header_style="dim", title="the report's ratios, and this machine's", title_justify="left")
     for heading in HEADINGS:
-        table.add_column(heading, justify="left" if heading in HEADINGS[:3] else "right")
-    for row in cells_of(report, result):
-        table.add_row(*map(escape, row))
+        table.add_column(heading, justify="right" if heading in HEADINGS[3:5] else "left")
+    for claim in report.claims:
+        table.add_row(*map(escape, compare(claim, result)))
     console.print(table)
-    for title, texts in sections(report, result, ()):
+    for title, texts in sections(report, lost):
         console.print(f"\n[bold]{title}[/bold]")
         for text in texts:
             console.print(f"  - {escape(text)}", highlight=False)
 
 
-def sections(report: Report, result: Result, lost: Sequence[str]) -> list[tuple[str, Sequence[str]]]:
-    """Return what is told below the tables."""
+def sections(report: Report, lost: Mapping[str, str]) -> list[tuple[str, Sequence[str]]]:
+    """Return what is told below the table."""
     found = [
         ("mended", report.mended),
         ("can't be compared", report.incomparable),
-        ("did not run", absent(report, result, lost)),
+        ("did not run", [f"{arm}: {why}" for arm, why in lost.items()]),
     ]
     return [(title, texts) for title, texts in found if texts]
 
 
-def render(report: Report, result: Result, workers: int, seconds: float | None, lost: Sequence[str]) -> str:
+def render(report: Report, result: Result, workers: int, seconds: float | None, lost: Mapping[str, str]) -> str:
     """Return it all in Markdown."""
     environment = result.environment
-    ran = (
-        f"{result.run.scale.rounds} rounds of {figures.plain(seconds)} s"
-        if seconds
-        else f"{result.run.scale.rounds} rounds"
-    )
+    length = f" of {figures.plain(seconds)} s" if seconds else ""
     lines = [f"# {report.title}", ""]
     lines += [
-        f"Repeated on {environment.cpus_usable} CPUs, {environment.cpu_model or environment.machine},"
-        f" {environment.kernel}: {ran}, {figures.counted(workers, 'worker')}.",
+        f"Repeated on {environment.cpus_usable} CPUs, {environment.cpu_model or environment.machine}, {environment.kernel}:"
+        f" {result.run.scale.rounds} rounds{length}, {figures.counted(workers, 'worker')}. Ratios with their 95% intervals.",
         "",
     ]
-    lines += [f"| {' | '.join(HEADINGS)} |", "| --- | --- | --- | ---: | ---: | ---: |"]
-    lines += [f"| {' | '.join(row)} |" for row in cells_of(report, result)]
-    for title, texts in sections(report, result, lost):
+    lines += [f"| {' | '.join(HEADINGS)} |", "| --- | --- | --- | ---: | ---: | --- |"]
+    lines += [f"| {' | '.join(compare(claim, result))} |" for claim in report.claims]
+    for title, texts in sections(report, lost):
         lines += ["", f"## {title[:1].upper()}{title[1:]}", "", *(f"- {text}" for text in texts)]
     lines += ["", "## Verdicts here", ""]
     for cell in result.cells:
@@ -438,17 +417,18 @@ def replicate_command(
     output: Path | None,
     if_busy: neighbours.IfBusy,
 ) -> None:
-    """Run a published benchmark's own set-up with its flaws fixed, and print both tables side by side.
+    """Run a published benchmark's own set-up with its flaws fixed, and print its claims beside what is measured here.
 
     \b
     kio        HTTP hello world, kio against tokio          (RINGLAB_KIO_SOURCE: the folder with kio's sources)
     atacama    echo under tcpkali, six servers              (RINGLAB_ATACAMA_SOURCE, RINGLAB_THOUSAND_ISLAND_SOURCE)
     tml        binding a listener in six languages          (RINGLAB_TML: a binary)
-    pyloop     event-loop micro-benchmarks, against asyncio
+    pyloop     event-loop micro-benchmarks, against asyncio (a target `pyloop`)
     echo-pair  echo round trips of two Python servers
 
-    Systems that are missing here are left out, and the command says what they need. `ringlab audit` lists what is wrong with a
-    report.
+    Claims are ratios, because absolute figures of another machine say nothing about this one. Nothing is measured where the
+    system that the report is about is missing. Others are left out, and the command says what they need. `ringlab audit` lists
+    what is wrong with a report.
     """
     sys.exit(
         replicate(
