@@ -3,7 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["jinja2", "jsonschema", "markdown_it", "np"]
+__all__ = ["jinja2", "jsonschema", "np"]
 
 
 class Deferred:
@@ -22,7 +22,6 @@ class Deferred:
 if TYPE_CHECKING:
     import jinja2
     import jsonschema
-    import markdown_it
     import numpy as np
 else:
-    jinja2, jsonschema, markdown_it, np = map(Deferred, ("jinja2", "jsonschema", "markdown_it", "numpy"))
+    jinja2, jsonschema, np = map(Deferred, ("jinja2", "jsonschema", "numpy"))

@@ -1,10 +1,11 @@
 """Auditing published benchmarks: what a report's own figures contradict.
 
-`document` parses a report, `records` and `tools` read what was measured, `quantities` knows units and rounding, and `checks` has
-the rules. An audit needs nothing but the report: it runs no benchmark.
+`document` takes a report apart, `tools` and `records` read what was measured, `quantities` knows units and rounding, and `checks`
+has the rules. Only tables and what tools printed are read, no sentences. An audit runs no benchmark.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from ringlab import Refused
@@ -13,8 +14,27 @@ from ringlab.audit.checks import Finding
 from ringlab.audit.records import Record
 
 REPORT_BYTES_MAX = 16 << 20
+DERIVED = {"message", "bandwidth_both"}
+"""Kinds of figures that nobody wrote."""
 
-__all__ = ["Finding", "Record", "audit", "read"]
+__all__ = ["Audit", "Finding", "Record", "audit", "read"]
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The outcome of an audit of some reports."""
+
+    findings: list[Finding]
+    """In the order of the reports and their lines."""
+    records: list[Record]
+    unread: dict[str, list[int]]
+    """By report: the lines of the tables with figures that weren't understood."""
+    missing: dict[str, list[str]]
+    """By report: what it doesn't have at all."""
+
+    def figures(self, report: str) -> int:
+        """Return how many figures of a report were read."""
+        return sum(len(each.figures.keys() - DERIVED) for each in self.records if each.document == report)
 
 
 def read(paths: Sequence[Path]) -> list[tuple[str, str]]:
@@ -24,29 +44,36 @@ def read(paths: Sequence[Path]) -> list[tuple[str, str]]:
         try:
             if path.stat().st_size > REPORT_BYTES_MAX:
                 raise Refused(f"{path} is larger than {REPORT_BYTES_MAX >> 20} MiB: that is no report")
-            text = path.read_text(encoding="utf-8-sig")
-        except UnicodeDecodeError:
-            raise Refused(f"{path} is not UTF-8 text; convert it, or copy its text into a Markdown file") from None
+            content = path.read_bytes()
         except OSError as error:
             raise Refused(f"{path} can't be read: {error.strerror}") from None
+        encoding = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+        try:
+            text = content.decode(encoding)
+        except UnicodeDecodeError:
+            text = content.decode("cp1252", "replace")
+        if "\0" in text:
+            raise Refused(f"{path} is no text; copy the report's text into a file")
         found.append((str(path), text))
     return found
 
 
-def audit(reports: Sequence[tuple[str, str]]) -> tuple[list[Finding], list[Record]]:
-    """Return what is wrong with some reports, given by name and text, and what was read of them.
-
-    Findings come in the order of the reports and their lines. Reports are also compared with each other.
-    """
-    documents = [document.read(text, name) for name, text in reports]
-    found = []
-    for each in documents:
-        tables, outputs = records.read_tables(each), tools.read_blocks(each)
-        records.name_bandwidth(tables, outputs)
-        found += tables + outputs
-    read_reports = checks.Reports(documents, found)
-    findings = [finding for check in checks.CHECKS for finding in check(read_reports)]
+def audit(reports: Sequence[tuple[str, str]]) -> Audit:
+    """Return what is wrong with some reports, given by name and text. They are also compared with each other."""
+    found: list[Record] = []
+    unread: dict[str, list[int]] = {}
+    for name, text in reports:
+        if result := records.read_result(text, name):
+            found += result
+            continue
+        parts = document.parse(text, name)
+        found += tools.read_outputs(parts)
+        tables, lines = records.read_tables(parts)
+        found += tables
+        unread[name] = lines
+    checks.name_bandwidth(found)
     order = {name: index for index, (name, _) in enumerate(reports)}
-    findings = list(dict.fromkeys(findings))
+    findings = checks.check(found)
     findings.sort(key=lambda finding: (order[finding.report], finding.line, finding.rule))
-    return findings, found
+    missing = {name: checks.missing([record for record in found if record.document == name]) for name in order}
+    return Audit(findings, found, unread, missing)

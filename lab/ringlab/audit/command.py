@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from ringlab import Refused, audit, figures
+from ringlab import audit, figures
 
-EXIT_FINDINGS = 1
+EXIT_FINDINGS, EXIT_UNREAD = 1, 3
 
 
 @click.command("audit", short_help="List contradictions in published benchmarks.")
@@ -21,37 +21,39 @@ EXIT_FINDINGS = 1
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def audit_command(reports: tuple[Path, ...], as_json: bool) -> None:
-    """Read published benchmarks, and list contradictions between their own figures, with the arithmetic. Nothing is measured.
+    """List contradictions between a published benchmark's own figures, with the arithmetic. Nothing is measured.
 
-    A REPORT is Markdown (*.md), with tables and the output of wrk, wrk2 or tcpkali in code blocks, or such output in a file
-    of its own. Several are also compared with each other.
+    A REPORT is any text: Markdown, a web page, a terminal's copy, a result of ringlab's. Its tables are read, and what wrk,
+    wrk2, tcpkali, ab, hey, oha and k6 printed; its sentences aren't. Several reports are also compared with each other.
 
     \b
     A contradiction: two figures that can't both be true.
-    A weakness: figures that don't support what is said about them.
-    Exit status: 0 no findings, 1 findings, 2 the report can't be read, or no
-    figures in it are understood.
+    A weakness: figures that don't carry what is shown with them.
+    Exit status: 0 all figures were read, and there are no findings; 1 findings;
+    2 a file can't be read; 3 no findings, but no figures or not all were read.
     Example:
       ringlab audit docs/benchmark.md wrk-50.txt wrk-500.txt
     """
-    found, records = audit.audit(audit.read(reports))
-    if not records:
-        raise Refused(
-            f"{', '.join(map(str, reports))}: no figures that it understands; it reads tables in Markdown (*.md) whose headings name"
-            " what they hold (req/s, p99, connections, ...), and the output of wrk and tcpkali"
-        )
+    done = audit.audit(audit.read(reports))
+    counts = {str(report): done.figures(str(report)) for report in reports}
+    unread = {report: done.unread.get(report, []) for report in counts}
     if as_json:
-        click.echo(json.dumps({"read": len(records), "findings": [each.to_json() for each in found]}, indent=1))
+        findings = [each.to_json() for each in done.findings]
+        content = {"read": counts, "unread": unread, "missing": done.missing, "findings": findings}
+        click.echo(json.dumps(content, indent=1))
     else:
-        for each in found:
+        for each in done.findings:
             click.echo(f"{each.report}:{each.line}: {each.severity} ({each.rule}): {each.what}")
             click.echo(f"    arithmetic: {each.arithmetic}")
             click.echo(f"    meaning: {each.meaning}\n")
-        contradictions = sum(each.severity == "contradiction" for each in found)
-        said = (
-            f"{figures.counted(contradictions, 'contradiction')} and {len(found) - contradictions} other findings"
-            if found
-            else "nothing contradicts itself"
-        )
-        click.echo(f"{figures.counted(len(records), 'set')} of figures read: {said}")
-    sys.exit(EXIT_FINDINGS if found else 0)
+        for report, count in counts.items():
+            found = [each for each in done.findings if each.report == report]
+            hard = sum(each.severity == "contradiction" for each in found)
+            said = f"{figures.counted(hard, 'contradiction')}, {figures.counted(len(found) - hard, 'weakness').replace('sss', 'sses')}"
+            click.echo(f"{report}: {figures.counted(count, 'figure')} read: {said}")
+            if unread[report]:
+                click.echo(f"  not understood: figures in the tables at line {', '.join(map(str, unread[report]))}")
+            if count and done.missing[report]:
+                click.echo(f"  not in it: {'; '.join(done.missing[report])}")
+    complete = all(counts.values()) and not any(unread.values())
+    sys.exit(EXIT_FINDINGS if done.findings else 0 if complete else EXIT_UNREAD)

@@ -1,20 +1,43 @@
-"""A report as a document: its tables, code blocks and sentences, each with the line where it begins.
+"""A report as lines, each with the headings above it, and as tables.
 
-Markdown is parsed by markdown-it-py (CommonMark with GitHub's tables). Text that isn't Markdown, such as the output of a tool
-in a file of its own, is one code block.
+What a file is follows from its lines, not from its name: Markdown, HTML, a terminal's copy and mixtures of them are read alike.
+Tables are rows of `|` or of box-drawing characters, `<table>`, columns of text two spaces or a tab apart, and lists of
+"name: figure". Sentences aren't read.
 """
 
+import html
 import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from ringlab.deferred import markdown_it
+from ringlab.audit import quantities
 
-if TYPE_CHECKING:
-    from markdown_it.token import Token
+FENCE = re.compile(r"^\s*(```|~~~)")
+HEADING = re.compile(r"^\s{0,3}(#{1,6})\s+(.+?)\s*#*$")
+BANNER = re.compile(r"^\s*={2,}\s*([^=].*?)\s*={2,}\s*$")
+BOLD = re.compile(r"^\*\*([^*]+)\*\*\s*(\([^)]*\))?:?$|^__([^_]+)__:?$")
+NAME = re.compile(r"^(\s*)([A-Z][\w.+#/ -]*(?:\([^)]*\))?):\s*$")
+"""A line that names what follows: "PyLoop:"."""
+RULE = re.compile(r"^[\s|:+=─━═┄┼╪╋├┤┝┥┠┨╞╡╟╢╠╣└┘┌┐┏┓┗┛┴┬╒╕╘╛╭╮╰╯┯┷┳┻┰┸╔╗╚╝╩╦╬-]{3,}$")
+PAIR = re.compile(r"^(\s*)(?:[-*+•]\s+|\d+[.)]\s+)?\**([A-Za-z][^:=|*`]{0,47}?)\**\s*:\**\s+(\S.*)$")
+GAP = re.compile(r"\t+|\s{2,}|,\s+(?=\d)|(?<=[A-Za-z]),\s+(?=[a-z])")
+ENCODINGS = ("cp1252", "cp1254", "mac_roman", "latin-1")
+"""In which UTF-8 is mistakenly read, most often first."""
 
-MARKDOWN_SUFFIXES = (".md", ".markdown", ".mkd", ".mdown")
-RULE_LINE = re.compile(r"^\s*-{3,}\s*$")
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a report."""
+
+    number: int
+    """From 1."""
+    text: str
+    path: tuple[str, ...]
+    """The headings above it, from the document's title on; the last may be a name such as "PyLoop:"."""
+    section: tuple[str, ...]
+    """The same without such a name."""
+    block: int
+    """Which code block it is in, or 0."""
 
 
 @dataclass(frozen=True)
@@ -22,110 +45,171 @@ class Table:
     """A table: the texts of its cells, without Markdown's marks."""
 
     headings: list[str]
-    rows: list[list[str]]
-    line: int
-    """Of the headings, from 1."""
-    lines: list[int]
-    """Of each row."""
-    section: str
-    """The headings above it, from the document's title on."""
-    caption: str
-    """The text before it in its section."""
+    rows: list[tuple[Line, list[str]]]
+    line: Line
+    """Of the headings."""
 
 
 @dataclass(frozen=True)
-class Block:
-    """A code block, or a paragraph or a list item as plain text."""
+class Pairs:
+    """A list of "name: figure"."""
 
-    text: str
-    line: int
-    section: str
-    caption: str = ""
+    rows: list[tuple[Line, str, str]]
 
 
 @dataclass
 class Document:
-    """The parts of a report."""
+    """A report, taken apart."""
 
     name: str
-    title: str = ""
-    tables: list[Table] = field(default_factory=list)
-    code: list[Block] = field(default_factory=list)
-    prose: list[Block] = field(default_factory=list)
-    text: str = ""
+    lines: list[Line] = field(default_factory=list)
+    used: set[int] = field(default_factory=set)
+    """The numbers of lines that the output of tools has, and no table."""
 
 
-def mend_tables(text: str) -> str:
-    """Give tables whose second line is a mere rule the one that Markdown asks for; the number of lines stays the same."""
-    lines = text.split("\n")
-    for index in range(1, len(lines) - 1):
-        before, after = lines[index - 1].lstrip(), lines[index + 1].lstrip()
-        if RULE_LINE.match(lines[index]) and before.startswith("|") and after.startswith("|"):
-            lines[index] = "|" + " --- |" * (before.rstrip().strip("|").count("|") + 1)
-    return "\n".join(lines)
+def from_html(text: str) -> str:
+    """Return a page with its tables and headings as Markdown, each row in the line where it begins."""
+
+    def row(match: re.Match[str]) -> str:
+        cells = re.findall(r"<t[dh]\b[^>]*>(.*?)(?=<t[dh]\b|</tr)", match[0], re.S | re.I)
+        return f"| {' | '.join(' '.join(strip(cell).split()) for cell in cells)} |" + "\n" * match[0].count("\n")
+
+    def table(match: re.Match[str]) -> str:
+        rows = strip(re.sub(r"<tr\b.*?</tr>", row, match[0], flags=re.S | re.I))
+        return re.sub(r"^\s*$", "|---|", rows, flags=re.M)  # Its rows follow each other.
+
+    def strip(part: str) -> str:
+        return html.unescape(re.sub(r"<[^>]*>?", "", part))
+
+    text = re.sub(r"<table\b.*?</table>", table, text, flags=re.S | re.I)
+    return strip(re.sub(r"<h([1-6])\b[^>]*>", lambda match: "#" * int(match[1]) + " ", text, flags=re.I))
 
 
-def plain_text(token: "Token") -> str:
-    """Return the text of an inline token, without marks."""
-    parts = []
-    for child in token.children or []:
-        if child.type in ("text", "code_inline"):
-            parts.append(child.content)
-        elif child.type in ("softbreak", "hardbreak"):
-            parts.append("\n")
-    return "".join(parts)
+def mend(run: re.Match[str]) -> str:
+    """Undo the reading of UTF-8 in another encoding: "Âµs" is µs."""
+    for encoding in ENCODINGS:
+        try:
+            return run[0].encode(encoding).decode("utf-8")
+        except UnicodeError:
+            continue
+    return run[0]
 
 
-def read(text: str, name: str) -> Document:
-    """Parse a report; `name` is that of its file."""
-    text = text.replace("\r\n", "\n").replace("\r", "\n")
-    document = Document(name=name, text=text)
-    if not name.lower().endswith(MARKDOWN_SUFFIXES):
-        document.code.append(Block(text, 1, ""))
-        return document
-    tokens = markdown_it.MarkdownIt("commonmark").enable("table").parse(mend_tables(text))
-    sections: list[tuple[int, str]] = []
-    caption = ""
-    index = 0
-    while index < len(tokens):
-        token = tokens[index]
-        line = (token.map or [0])[0] + 1
-        section = " / ".join(title for _, title in sections)
-        if token.type == "heading_open":
-            level, title = int(token.tag[1]), plain_text(tokens[index + 1])
-            document.title = document.title or title
-            sections = [(depth, name) for depth, name in sections if depth < level] + [(level, title)]
-            caption = ""
-            document.prose.append(Block(title, line, " / ".join(name for _, name in sections)))
-            index += 2
-        elif token.type == "table_open":
-            index, table = read_table(tokens, index, section, caption)
-            document.tables.append(table)
-        elif token.type in ("fence", "code_block"):
-            opening = 1 if token.type == "fence" else 0
-            document.code.append(Block(token.content, line + opening, section, caption))
-        elif token.type == "inline":
-            caption = plain_text(token)
-            document.prose.append(Block(caption, line, section))
-        index += 1
+def bare(text: str) -> str:
+    """Return a text without Markdown's marks, links and line breaks."""
+    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    return re.sub(r"<[^>]*>|\*\*|`|(?<!\w)[*_](?=\w)|(?<=\w)[*_](?!\w)", " ", text).strip()
+
+
+def parse(text: str, name: str) -> Document:
+    """Take a report apart into lines."""
+    text = re.sub(r"[^\x00-\x7f]+", mend, re.sub(r"\r\n?", "\n", text))
+    texts = (from_html(text) if re.search(r"<table\b", text, re.I) else text).split("\n")
+    document = Document(name)
+    path: list[tuple[int, str]] = []
+    block, inside, indent, indented = 0, False, 0, None
+    for number, line in enumerate(texts, 1):
+        line = re.sub(r"^\s*>\s?", "", line).rstrip()
+        found: tuple[int, str] | None = None
+        group = NAME.match(line)
+        if FENCE.match(line):
+            inside = not inside
+            block += inside
+            found = (9, "")
+        elif not inside and (match := HEADING.match(line)):
+            found = (len(match[1]), bare(match[2]))
+        elif not inside and (match := BOLD.match(line)) and not PAIR.match(bare_marks(line)):
+            found = (7, bare(match[1] or match[3]).rstrip(":") + (f" {match[2]}" if match[2] else ""))
+        elif match := BANNER.match(line):
+            found = (2, match[1])
+        elif (
+            not inside
+            and re.match(r"^(=+|-{3,})$", line)
+            and number > 1
+            and re.match(r"^\w[^|]{0,79}$", texts[number - 2])
+        ):
+            found = (1 if line[0] == "=" else 2, bare(texts[number - 2]))
+        elif group:
+            found, indent, indented = (9, group[2]), len(group[1]), None
+        elif line.strip() and path and path[-1][0] == 9:
+            deeper = len(line) - len(line.lstrip()) > indent
+            indented = deeper if indented is None else indented
+            if indented and not deeper:  # What is no longer indented isn't of that name.
+                path.pop()
+        if found:
+            path = [each for each in path if each[0] < found[0]] + ([found] if found[1] else [])
+        titles, section = (tuple(title for level, title in path if level < most) for most in (10, 9))
+        document.lines.append(Line(number, line, titles, section, block if inside else 0))
     return document
 
 
-def read_table(tokens: "list[Token]", index: int, section: str, caption: str) -> tuple[int, Table]:
-    """Read the table that begins at a token; return the index of its last token, too."""
-    headings: list[str] = []
-    rows: list[list[str]] = []
-    lines: list[int] = []
-    line = (tokens[index].map or [0])[0] + 1
-    in_head = False
-    while tokens[index].type != "table_close":
-        token = tokens[index]
-        if token.type in ("thead_open", "thead_close"):
-            in_head = token.type == "thead_open"
-        elif token.type == "tr_open" and not in_head:
-            rows.append([])
-            lines.append((token.map or [line])[0] + 1)
-        elif token.type == "inline":
-            (headings if in_head else rows[-1]).append(plain_text(token).strip())
-        index += 1
-    return index, Table(headings, rows, line, lines, section, caption)
+def runs(document: Document) -> Iterator[list[Line]]:
+    """Yield lines that follow each other, in one block, without those of tools."""
+    run: list[Line] = []
+    for line in document.lines:
+        if not line.text.strip() or line.number in document.used or (run and run[-1].block != line.block):
+            if run:
+                yield run
+            run = []
+        if line.text.strip() and line.number not in document.used:
+            run.append(line)
+    if run:
+        yield run
+
+
+def cells_of(text: str) -> list[str]:
+    """Return the cells of a row with `|`."""
+    text = re.sub(r"[│┃║]", "|", text).strip()
+    return [bare(cell) for cell in re.split(r"(?<!\\)\|", text.removeprefix("|").removesuffix("|"))]
+
+
+def tables(document: Document, is_heading: Callable[[list[str]], bool]) -> Iterator[Table | Pairs]:
+    """Yield all tables and lists of figures, from the top; `is_heading` knows the headings of columns of text."""
+    headings: dict[int, list[str]] = {}
+    pairs: list[tuple[Line, str, str]] = []
+    for run in runs(document):
+        rows = [line for line in run if re.search(r"[|│┃║]", line.text) and not RULE.match(line.text)]
+        marked = [line for line in rows if re.match(r"\s*[|│┃║].*[|│┃║]", line.text)]
+        if len(rows) > 1 and (marked or any(RULE.match(line.text) for line in run)):
+            rows = marked if len(marked) > 1 else rows
+            yield Table(cells_of(rows[0].text), [(line, cells_of(line.text)) for line in rows[1:]], rows[0])
+            continue
+        found = [
+            (line, match[2].strip(), bare(match[3])) for line in run if (match := PAIR.match(bare_marks(line.text)))
+        ]
+        if found:
+            if pairs and pairs[-1][0].path != found[0][0].path:
+                yield Pairs(pairs)
+                pairs = []
+            for row in found:
+                if pairs and pairs[-1][0].path != row[0].path:
+                    yield Pairs(pairs)
+                    pairs = []
+                pairs.append(row)
+            continue
+        spaced = [(line, [bare(cell) for cell in GAP.split(line.text.strip())]) for line in run]
+        yield from aligned(spaced, headings, is_heading)
+    if pairs:
+        yield Pairs(pairs)
+
+
+def bare_marks(text: str) -> str:
+    """Return a line without bold marks and code marks, but with its bullet."""
+    return re.sub(r"\*\*|`", "", text)
+
+
+def aligned(
+    spaced: Sequence[tuple[Line, list[str]]], headings: dict[int, list[str]], is_heading: Callable[[list[str]], bool]
+) -> Iterator[Table]:
+    """Yield the table that columns of text make; its headings may stand above another one with as many columns."""
+    rows = [
+        (line, cells)
+        for line, cells in spaced
+        if len(cells) > 1 and any(map(quantities.read, cells[1:])) and not NAME.match(line.text)
+    ]
+    for _, cells in spaced:
+        if len(cells) > 1 and not any(map(quantities.read, cells)) and is_heading(cells):
+            headings[len(cells)] = cells
+    if len(rows) > 1 and len(rows) * 2 > len(spaced):
+        width = max(len(cells) for _, cells in rows)
+        yield Table(headings.get(width, [""] * width), rows, rows[0][0])

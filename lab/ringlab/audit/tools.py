@@ -1,138 +1,187 @@
-"""The output of load generators: wrk, wrk2 and tcpkali, as they print it, in a report's code blocks or in files of their own."""
+"""The output of load generators, as they print it: wrk, wrk2, tcpkali, ab, hey, oha and k6.
+
+Each tool is a pattern for the line where its output begins, and patterns whose named groups are kinds of figures.
+"""
 
 import re
-from collections.abc import Iterator
+from dataclasses import dataclass
 
 from ringlab.audit import quantities
-from ringlab.audit.document import Block, Document
-from ringlab.audit.records import Figure, Record
+from ringlab.audit.document import Document
+from ringlab.audit.quantities import Quantity, exactly
+from ringlab.audit.records import NOT_CLOSED, Figure, Record, command_in, conditions_in
 
-WRK_START = re.compile(r"^\s*Running\s+(\S+)\s+test\s+@\s+(\S+)")
-WRK_SETUP = re.compile(r"^\s*(\d+)\s+threads?\s+and\s+(\d+)\s+connections?")
-WRK_STATS = re.compile(r"^\s*(Latency|Req/Sec)\s+(\S+)\s+(\S+)\s+(\S+)\s+(\S+)%")
-WRK_PERCENTILE = re.compile(r"^\s*(50|75|90|95|99|99\.9|99\.99|99\.999|100)(?:\.0+)?%\s+([\d.]+(?:us|ms|s|m))\s*$")
-WRK_TOTAL = re.compile(r"^\s*(\d+)\s+requests\s+in\s+([\d.]+\s?\w+),\s+([\d.]+\s?[KMG]?B)\s+read")
-WRK_ERRORS = re.compile(r"Socket errors:\s+connect\s+(\d+),\s+read\s+(\d+),\s+write\s+(\d+),\s+timeout\s+(\d+)")
-WRK_RATE = re.compile(r"^\s*Requests/sec:\s+([\d.]+)")
-WRK_TRANSFER = re.compile(r"^\s*Transfer/sec:\s+([\d.]+\s?[KMG]?B)")
-TCPKALI_COMMAND = re.compile(r"\btcpkali\b(.*)")
-TCPKALI_DATA = re.compile(r"^Total data (sent|received):\s+([\d.]+ (?:[KMG]iB|bytes)) \((\d+) bytes\)")
-TCPKALI_EACH = re.compile(r"^Bandwidth per channel:\s+([\d.]+)\s*(⇅|↓|↑)?\s*Mbps \(([\d.]+) kBps\)")
-TCPKALI_ALL = re.compile(r"^Aggregate bandwidth:\s+([\d.]+)↓,\s+([\d.]+)↑ Mbps")
-TCPKALI_TIME = re.compile(r"^Test duration:\s+([\d.]+) s")
-TCPKALI_RAMP = re.compile(r"^Ramped up to (\d+) connections")
+UNITS = {"rate": "/s", "rate_each_thread": "/s", "cycles": "/s", "bandwidth_down": "Mbps", "bandwidth_up": "Mbps"}
+"""Of figures that tools print without one."""
+CHOSEN = ("connections", "duration", "wrk_threads")
 
 
-def read_blocks(document: Document) -> list[Record]:
-    """Return the records of all code blocks."""
+@dataclass(frozen=True)
+class Tool:
+    """A load generator's output: its first line, the kind of figure that it prints last or nearly, and its lines."""
+
+    name: str
+    begin: re.Pattern[str]
+    last: str
+    patterns: tuple[re.Pattern[str], ...]
+
+
+def tool(name: str, last: str, begin: str, *patterns: str) -> Tool:
+    """Make a tool from its patterns; a space in one is any white space."""
+    made = tuple(re.compile(r"^\s*" + pattern.replace(" ", r"\s+")) for pattern in (begin, *patterns))
+    return Tool(name, made[0], last, made)
+
+
+TOOLS = (
+    tool(
+        "wrk",
+        "rate",
+        r"Running (?P<duration>\S+) test @",
+        r"(?P<wrk_threads>\d+) threads? and (?P<connections>\d+) connections?",
+        r"Latency (?P<mean>[\d.]+\w+) (?P<stdev>[\d.]+\w+) (?P<max>[\d.]+\w+) [\d.]+%",
+        r"Req/Sec (?P<rate_each_thread>[\d.]+k?) ",
+        r"(?P<percentile>[\d.]+)% (?P<value>[\d.]+(?:us|ms|s|m))$",
+        r"[\d.]+ [01]\.\d+ \d+ (?:[\d.]+|inf)$|Thread calibration: |#\[",
+        r"(?P<operations>\d+) requests in (?P<measured>\S+), (?P<bytes>\S+) read",
+        r"Socket errors: connect (?P<connect_error>\d+), read (?P<read_error>\d+), write (?P<write_error>\d+), timeout (?P<timeout>\d+)",
+        r"Non-2xx or 3xx responses: (?P<failed>\d+)",
+        r"Requests/sec: (?P<rate>[\d.]+)",
+        r"Transfer/sec: (?P<bandwidth>[\d.]+\w+)",
+    ),
+    tool(
+        "tcpkali",
+        "measured",
+        r"(?:[;$#>%] )?(?:as )?(?:\./)?tcpkali [^ ].*|Destination: ",
+        r"Ramped up to (?P<connections>\d+) connections",
+        r"Total data sent: (?P<rounded_sent>[\d.]+ \w+) \((?P<bytes_sent>\d+ bytes)\)",
+        r"Total data received: (?P<rounded_received>[\d.]+ \w+) \((?P<bytes_received>\d+ bytes)\)",
+        r"Bandwidth per channel: (?P<bandwidth_each>[\d.]+[⇅↓↑]? Mbps)",
+        r"Aggregate bandwidth: (?P<bandwidth_down>[\d.]+)↓, (?P<bandwidth_up>[\d.]+)↑ Mbps",
+        r"Packet rate estimate: \S+ \S+ \(\d+↓, (?P<segments>\d+)↑ TCP MSS/op\)",
+        r"Test duration: (?P<measured>[\d.]+ s)",
+    ),
+    tool(
+        "ab",
+        "bandwidth",
+        r"(?:This is ApacheBench|Server Software:|Benchmarking \S+ \(be patient\))",
+        r"Concurrency Level: (?P<connections>\d+)",
+        r"Time taken for tests: (?P<measured>[\d.]+ \w+)",
+        r"Complete requests: (?P<operations>\d+)",
+        r"Failed requests: (?P<error>\d+)",
+        r"Non-2xx responses: (?P<failed>\d+)",
+        r"Requests per second: (?P<rate>[\d.]+)",
+        r"Time per request: (?P<mean>[\d.]+ \[\w+\]) \(mean\)",
+        r"Transfer rate: (?P<bandwidth>[\d.]+ \[\w+/\w+\]) received",
+        r"(?P<percentile>\d+)% (?P<value>\d+)(?: \(longest request\))?$",
+    ),
+    tool(
+        "hey",
+        "rate",
+        r"Summary:$",
+        r"Success rate: (?P<success>[\d.]+%)",
+        r"Total: (?P<measured>[\d.]+ \w+)$",
+        r"Slowest: (?P<max>[\d.]+ \w+)$",
+        r"Fastest: (?P<min>[\d.]+ \w+)$",
+        r"Average: (?P<mean>[\d.]+ \w+)$",
+        r"Requests/sec: (?P<rate>[\d.]+)",
+        r"Size/request: (?P<size>[\d.]+ \w+)$",
+        r"Size/sec: (?P<bandwidth>[\d.]+ \w+)$",
+        r"(?P<percentile>[\d.]+)%+ in (?P<value>[\d.]+ \w+)$",
+        r"\[[123]\d\d\] (?P<operations>\d+) responses",
+        r"\[[45]\d\d\] (?P<failed>\d+) responses",
+        r"(?:DNS|[Rr]eq|[Rr]esp)[ +-]\w+: |[\d.]+ (?:ms )?\[\d+\] \|",
+        r"\[(?P<error>\d+)\] (?!.*(?:aborted due to deadline|responses)).+",
+    ),
+    tool(
+        "k6",
+        "rate",
+        r"(?:█ THRESHOLDS|█ TOTAL RESULTS|scenarios: \()|(?:[✓✗] )?(?:checks|data_received|http_req_duration)\.+:",
+        r"(?:[✓✗] )?http_req_duration\.+: avg=(?P<mean>\S+)(?: min=(?P<min>\S+))?(?: med=(?P<p50>\S+))?(?: max=(?P<max>\S+))?"
+        r"(?: p\(90\)=(?P<p90>\S+))?(?: p\(95\)=(?P<p95>\S+))?(?: p\(99\)=(?P<p99>\S+))?(?: p\(99.9\)=(?P<p999>\S+))?",
+        r"(?:[✓✗] )?http_req_failed\.+: (?P<failed_share>[\d.]+%)",
+        r"(?:[✓✗] )?http_reqs\.+: (?P<operations>\d+) (?P<rate>[\d.]+)/s",
+        r"(?:[✓✗] )?iteration_duration\.+: avg=(?P<cycle>\S+)",
+        r"(?:[✓✗] )?iterations\.+: \d+ (?P<cycles>[\d.]+)/s",
+        r"vus\.+: \d+ min=(?P<connections>\d+) max=(?P=connections)\b",
+        r"\S.*\.{3,}: ",
+        r"running \((?P<measured>[\dm.]+s)\), ",
+    ),
+)
+
+
+def read_value(kind: str, text: str, record: Record) -> Quantity | None:
+    """Return a figure of a tool; wrk writes m for minutes, and Go's tools "1m01.0s"."""
+    if parts := re.fullmatch(r"(\d+)m([\d.]+)s", text):
+        text = f"{int(parts[1]) * 60 + float(parts[2])} s"
+    if kind == "bandwidth" and "/" not in text:
+        text += "/s"
+    if kind.startswith("p") and record.source == "ab":
+        text += " ms"
+    unit = quantities.unit_of(UNITS[kind])[0] if kind in UNITS else None
+    return quantities.read(re.sub(r"^([\d.]+)m$", r"\1 min", text), unit)
+
+
+def put(record: Record, match: re.Match[str], line: int) -> None:
+    """Put what a line of a tool's output says into its record."""
+    groups = {kind: text for kind, text in match.groupdict().items() if text is not None}
+    if share := groups.pop("percentile", None):
+        named = {100.0: "max", 99.9: "p999", 99.99: "p9999"}
+        groups = {named.get(float(share), f"p{float(share):g}"): groups["value"]}
+    for kind, text in groups.items():
+        value, before = read_value(kind, text, record), record.figures.get(kind)
+        if value is None:
+            continue
+        if kind in CHOSEN:
+            record.settings[kind] = Figure(exactly(value.value, value.text, value.dimension), line)
+        elif before is None or (
+            record.source == "hey" and kind in ("operations", "failed", "error")
+        ):  # One line for each status.
+            total = exactly(value.value + before.quantity.value, text) if before else value
+            record.figures[kind] = Figure(total, line)
+
+
+def begin(document: Document, kind: Tool, group: int, line: int, path: tuple[str, ...], command: str) -> Record:
+    """Begin the record of an output, with the conditions that its headings and its command name."""
+    record = Record(document.name, kind.name, group, line, path, path[-1] if path else "")
+    for title in path:
+        record.settings.update(conditions_in(title, line))
+    record.settings.update(command_in(command, line))
+    record.closed = "offered" not in record.settings and not NOT_CLOSED.search(command)
+    if payload := re.search(r"(?<!as )tcpkali.*(?:-m|--message)[ =]?(?:'([^']*)'|\"([^\"]*)\"|(\S+))", command):
+        text = next(each for each in payload.groups() if each is not None)
+        record.figures["message"] = Figure(exactly(float(len(text.encode())), text, "size"), line)
+    return record
+
+
+def read_outputs(document: Document) -> list[Record]:
+    """Return the records of all outputs; their lines are marked as used. Each takes the first command not yet taken."""
     found: list[Record] = []
-    for block in document.code:
-        found += read_wrk(block)
-        found += read_tcpkali(block)
+    commands: list[str] = []
+    path: tuple[str, ...] = ()
+    current, of, used = None, TOOLS[0], 0
+    for line in document.lines:
+        if line.section[: len(path)] != path:
+            commands, current = [], None
+        path = line.section
+        if command_in(line.text, line.number):
+            commands.append(line.text)
+        begun = next((each for each in TOOLS if each.begin.match(line.text)), None)
+        if begun and (current is None or begun is not of or of.last in current.figures):
+            current = begin(document, begun, len(found), line.number, path, commands.pop(0) if commands else "")
+            of, used = begun, line.number
+            found.append(current)
+        for pattern in of.patterns if current else ():
+            if (match := pattern.match(line.text)) and current:
+                put(current, match, line.number)
+                document.used.update(range(used, line.number + 1))
+                used = line.number
     for record in found:
-        record.document = document.name
-    return found
-
-
-def subject_of(block: Block) -> str:
-    """Return whose output a block has: what stands before it, else the heading above it."""
-    caption = block.caption.strip().rstrip(":")
-    if caption and len(caption) <= 60 and "\n" not in caption:
-        return re.sub(r"\s+", " ", caption)
-    return block.section.rpartition(" / ")[2]
-
-
-def put(record: Record, kind: str, text: str, line: int, unit: str = "") -> None:
-    """Put a figure into a record."""
-    parsed = quantities.parse_unit(unit) if unit else None
-    for _, quantity in quantities.find(wrk_minutes(text), parsed):
-        record.figures.setdefault(kind, Figure(quantity, line))
-        return
-
-
-def wrk_minutes(text: str) -> str:
-    """Return a time of wrk's in a form that isn't a million: it writes m for minutes."""
-    return re.sub(r"^([\d.]+)m$", r"\1min", text)
-
-
-def put_setting(record: Record, kind: str, text: str, line: int) -> None:
-    """Put a condition into a record."""
-    quantity = quantities.setting(wrk_minutes(text))
-    if quantity is not None:
-        record.settings.setdefault(kind, Figure(quantity, line))
-
-
-def read_wrk(block: Block) -> Iterator[Record]:
-    """Yield wrk's runs."""
-    record: Record | None = None
-    for offset, text in enumerate(block.text.split("\n")):
-        line = block.line + offset
-        start = WRK_START.match(text)
-        if start:
-            if record is not None:
-                yield record
-            record = Record(subject_of(block), "", "wrk", line, block.section, text=block.text)
-            put_setting(record, "duration", start[1], line)
-        if record is None:
-            continue
-        if match := WRK_SETUP.match(text):
-            put_setting(record, "threads", match[1], line)
-            put_setting(record, "connections", match[2], line)
-        elif match := WRK_STATS.match(text):
-            if match[1] == "Latency":
-                put(record, "mean", match[2], line)
-                put(record, "stdev", match[3], line)
-                put(record, "max", match[4], line)
-            else:
-                put(record, "rate_each_thread", f"{match[2]} req/s", line)
-        elif match := WRK_PERCENTILE.match(text):
-            kind = {"100": "max", "99.9": "p999", "99.99": "p9999", "99.999": ""}.get(match[1], f"p{match[1]}")
-            if kind:
-                put(record, kind, match[2], line)
-        elif match := WRK_TOTAL.match(text):
-            put(record, "operations", match[1], line)
-            put(record, "measured_time", match[2], line)
-            put(record, "bytes", match[3], line)
-        elif match := WRK_ERRORS.search(text):
-            put(record, "connect_error", match[1], line)
-        elif match := WRK_RATE.match(text):
-            put(record, "rate", f"{match[1]} req/s", line)
-        elif match := WRK_TRANSFER.match(text):
-            put(record, "bandwidth", f"{match[1]}/s", line)
-    if record is not None:
-        yield record
-
-
-def read_tcpkali(block: Block) -> Iterator[Record]:
-    """Yield tcpkali's runs: each begins with its command, or with its first line."""
-    record: Record | None = None
-    for offset, text in enumerate(block.text.split("\n")):
-        line = block.line + offset
-        command = TCPKALI_COMMAND.search(text)
-        if command or (text.startswith("Destination:") and (record is None or "measured_time" in record.figures)):
-            if record is not None and record.figures:
-                yield record
-            record = Record(subject_of(block), "", "tcpkali", line, block.section, text=block.text)
-            options = command[1] if command else ""
-            if match := re.search(r"(?:-c|--connections)[ =]?(\d+)", options):
-                put_setting(record, "connections", match[1], line)
-            if match := re.search(r"(?:-T|--duration)[ =]?(\d+(?:\.\d+)?(?:ms|s|m)?)", options):
-                put_setting(record, "duration", match[1] if match[1][-1].isalpha() else f"{match[1]} s", line)
-        if record is None:
-            continue
-        if match := TCPKALI_RAMP.match(text):
-            put_setting(record, "connections", match[1], line)
-        elif match := TCPKALI_DATA.match(text):
-            put(record, f"bytes_{match[1]}", f"{match[3]} bytes", line)
-            put(record, f"rounded_{match[1]}", match[2], line)
-        elif match := TCPKALI_EACH.match(text):
-            put(record, "bandwidth_each", f"{match[1]} Mbps", line)
-            put(record, "bandwidth_each_bytes", f"{match[3]} kBps", line)
-        elif match := TCPKALI_ALL.match(text):
-            put(record, "bandwidth_down", f"{match[1]} Mbps", line)
-            put(record, "bandwidth_up", f"{match[2]} Mbps", line)
-        elif match := TCPKALI_TIME.match(text):
-            put(record, "measured_time", f"{match[1]} s", line)
-            put_setting(record, "duration", f"{round(float(match[1]))} s", line)
-    if record is not None and record.figures:
-        yield record
+        if (measured := record.get("measured")) and "duration" not in record.settings:
+            value = round(measured.value)
+            record.settings["duration"] = Figure(exactly(value, f"{value} s", "time"), record.line_of("measured"))
+        if both := record.all("bandwidth_down", "bandwidth_up"):
+            down, up = both
+            text = f"({down.shown} + {up.shown})"
+            total = Quantity(down.value + up.value, down.low + up.low, down.high + up.high, "bandwidth", text)
+            record.figures["bandwidth_both"] = Figure(total, record.line_of("bandwidth_up"))
+    return [record for record in found if record.figures.keys() - {"message", "measured"}]
