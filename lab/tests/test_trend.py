@@ -5,6 +5,7 @@ import random
 from pathlib import Path
 from urllib.parse import unquote
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from hypothesis import given, settings
@@ -33,14 +34,39 @@ def fill(folder: Path, count: int = 14, step_at: int = 7, factor: float = 1.15) 
 # --- steps ---
 
 
-def test_without_a_change_hardly_ever_a_step_is_found() -> None:
-    dice = random.Random(1)
-    found = sum(
-        bool(steps.find([dice.lognormvariate(0, 0.05) for _ in range(dice.randint(6, 40))], seed=seed))
-        for seed in range(300)
-    )
-    # One in a hundred is what the test allows.
-    assert found <= 9
+def wander(random: np.random.Generator, count: int, correlation: float, scatter: float = 0.05) -> list[float]:
+    """Return figures of which nothing has changed, each of which keeps a share of how far off the one before was."""
+    logs = random.normal(0, scatter, count)
+    for place in range(1, count):
+        logs[place] = correlation * logs[place - 1] + math.sqrt(1 - correlation**2) * logs[place]
+    return np.exp(logs).tolist()
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.3, 0.5, 0.7, 0.9])
+def test_without_a_change_a_step_is_found_in_at_most_one_of_twenty_series(correlation: float) -> None:
+    """However much each run is like the one before it."""
+    random = np.random.default_rng(1)
+    runs = 600
+    found = sum(bool(steps.find(wander(random, int(random.integers(6, 40)), correlation))) for _ in range(runs))
+    # Two standard deviations of the simulation are 1.8%.
+    assert found <= (0.05 + 0.018) * runs
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.5, 0.8])
+def test_a_step_of_ten_times_the_scatter_is_found_where_runs_are_alike(correlation: float) -> None:
+    random = np.random.default_rng(2)
+    found = 0
+    for _ in range(100):
+        values = np.array(wander(random, 20, correlation, 0.01)) * np.where(np.arange(20) < 10, 1.0, 1.1)
+        found += 10 in [step.index for step in steps.find(values.tolist())]
+    assert found >= 90
+
+
+def test_a_spoilt_run_hides_no_step() -> None:
+    dice = random.Random(4)
+    values = [level * dice.lognormvariate(0, 0.01) for level in (1.0, 1.15) for _ in range(10)]
+    values[5] *= 5
+    assert [step.index for step in steps.find(values)] == [10]
 
 
 @pytest.mark.parametrize("before", [5, 12, 20])
