@@ -25,6 +25,8 @@ GROWN_BYTES, GROWN_TIMES = 100e6, 2.0
 """Memory that grows by more than both within a sample is told."""
 TOLD_MAX = 11.0
 """A ratio further off is told as nothing known."""
+PRAISE = {"us": ("fastest", "costs"), "ns": ("fastest", "takes"), "bytes": ("smallest", "needs")}
+"""What the best arm is by the unit of its figure, and what the others do."""
 RATE_KEPT = 0.97
 """The share of the offered rate that counts as kept up with."""
 HISTOGRAM_NS_MAX = 3_600_000_000_000
@@ -175,32 +177,24 @@ def side(standing: statistics.Standing, metric: Metric) -> results.ComparisonVer
     return "better" if (standing == "below") == (metric.better == "lower") else "worse"
 
 
-def how_much(ratio: float) -> str:
-    """Say how much a ratio is more or less than 1."""
-    if ratio >= 2:
-        return f"{figures.ratio(ratio)} times as much"
-    return f"{figures.difference(ratio)} {'more' if ratio > 1 else 'less'}"
-
-
 def sentence_of(comparison: Comparison, metric: Metric, *, bounded: bool = False) -> str:
     """Say in words what a comparison found."""
     arm, baseline, ratio, low, high = (
         getattr(comparison, name) for name in ("arm", "baseline", "ratio", "low", "high")
     )
-    within = figures.ratio_within(ratio, low, high)
+    within = figures.compared(ratio, (low, high))
     if comparison.verdict == "tie":
-        return f"{arm} and {baseline} tie in {metric.title}: they differ by less than {figures.difference(max(high, 1 / low, 1.001))}"
+        far = figures.percent(max(high, 1 / low, 1.001) - 1)
+        return f"{arm} and {baseline} tie in {metric.title}: they differ by less than {far}"
     if comparison.verdict == "cannot tell":
         if comparison.rounds < statistics.ROUNDS_MIN:
             why = f"{comparison.rounds} of at least {statistics.ROUNDS_MIN} rounds have both"
         else:
-            why = f"the ratio is {within}"
             # An interval without 1 asks for the reason why it is no verdict.
-            if not low <= 1 <= high:
-                why += ", which is within the noise"
+            why = within if low <= 1 <= high else f"{within} is within the noise"
         more = ONLY_BOUNDS if bounded else would_take(comparison.rounds_needed)
-        return f"{arm} against {baseline} in {metric.title}: cannot tell, {why}; {more}"
-    return f"{arm} is {comparison.verdict} than {baseline} in {metric.title}: {how_much(ratio)}, a ratio of {within}"
+        return f"{arm} against {baseline} in {metric.title}: no difference shown: {why}; {more}"
+    return f"{arm} is {comparison.verdict} than {baseline} in {metric.title}: {within}"
 
 
 def some_of(names: Sequence[str]) -> str:
@@ -379,7 +373,7 @@ def describe_noise(noise: statistics.Estimate | None, floor: float) -> str:
         return f"no A/A arm was measured: {follows}"
     if noise.rounds < 2:
         return f"two copies of one arm were measured in one round only: {follows}"
-    return f"two copies of one arm differ by a ratio of {figures.ratio_within(noise.ratio, *noise.interval)}: {follows}"
+    return f"two copies of one arm differ, the second has {figures.compared(noise.ratio, noise.interval)}: {follows}"
 
 
 def rounds_of(cell: Cell, arm: str) -> int:
@@ -456,24 +450,26 @@ class Headline:
         front = [arm for arm in self.arms if arm in unbeaten] or self.arms[:1]
         best, near = front[0], front[1:]
         rest = [arm for arm in self.arms if arm not in front]
-        praise = {"us": "fastest", "ns": "fastest", "bytes": "smallest"}.get(metric.unit, "best")
+        praise, verb = PRAISE.get(metric.unit, ("best", "reaches"))
         needed, ending = None, ""
         kind: results.CellVerdict
         if not near:
             kind, sentence = "winner", f"{praise}: {best}"
         elif all(self.standing(arm, best) == "tie" for arm in near):
             kind = "tie"
-            sentence = f"{praise}, equal within {100 * statistics.TIE_MARGIN:g}%: {some_of(front)}"
+            equal = f"equal within {100 * statistics.TIE_MARGIN:g}%"
+            sentence = (
+                f"{praise}, {equal}: {some_of(front)}" if rest else f"no difference: {some_of(front)} are {equal}"
+            )
         else:
             kind = "groups" if rest else "cannot tell"
-            sentence = f"{praise}, inseparable{self.apart(near, best)}: {some_of(front)}"
-            if not rest:
-                sentence = f"cannot tell {some_of(front)} apart: inseparable{self.apart(near, best)}"
+            between = "them" if rest else some_of(front)
+            shown = f"no difference shown between {between}{self.apart(near, best)}"
+            sentence = f"{praise}: {some_of(front)}, {shown}" if rest else shown
             needed, ending = self.more(near, best)
-        if rest:
-            sentence += f"; then {rest[0]}{self.behind(rest[0], best, whole=True)}"
-        if len(rest) > 1:
-            sentence += f"; last {rest[-1]}{self.behind(rest[-1], best, whole=False)}"
+        for arm in dict.fromkeys((*rest[:1], *rest[-1:])):
+            last = ", the last," if len(rest) > 1 and arm == rest[-1] else ""
+            sentence += f"; {arm}{last}{self.behind(arm, best, verb, whole=arm == rest[0])}"
         missing = [arm for arm in self.ranking if arm not in self.arms]
         if missing:
             ending += f"; not ranked: {some_of(missing)}, measured in fewer than {statistics.ROUNDS_MIN} rounds"
@@ -483,19 +479,17 @@ class Headline:
         """Say how far the arms near the best one may be from it."""
         found = [self.ratio(arm, best) for arm in near]
         far = max((max(each[2], 1 / each[1]) for each in found if each is not None), default=math.inf)
-        return f" within {figures.percent(far - 1)}" if far < TOLD_MAX and None not in found else ""
+        return (
+            f", but one of up to {figures.percent(far - 1)} is possible" if far < TOLD_MAX and None not in found else ""
+        )
 
-    def behind(self, arm: str, best: str, *, whole: bool) -> str:
+    def behind(self, arm: str, best: str, verb: str, *, whole: bool) -> str:
         """Say how far an arm is from the best one, on request with the interval."""
         found = self.ratio(arm, best)
         if found is None:
             return ""
-        if found[0] >= 2:
-            return f", {figures.ratio_within(*found)} times as much" if whole else f", {figures.ratio(found[0])} times"
-        decimals = 0 if found[2] - found[1] >= 0.02 else 1
-        value, low, high = (f"{100 * (each - 1):.{decimals}f}" for each in found)
-        sign = "+" if found[0] >= 1 else ""
-        return f", {sign}{value}% ({low} to {high})" if whole else f", {sign}{value}%"
+        told = figures.compared(found[0], found[1:], whole=whole)
+        return f" {verb} {told.replace(' times', ' times as much') if found[0] >= figures.TIMES_FROM else told}"
 
     def more(self, near: Sequence[str], best: str) -> tuple[int | None, str]:
         """Return how many rounds would tell the best arm from those near it, and say so."""

@@ -192,19 +192,17 @@ def comparison_summary(first: str, second: str, comparison: Comparison) -> str:
     ]
     shown = [judged for judged in comparison.judged if judged.kind in ("worse", "better")]
     if shown:
-        lines += ["", "| cell | arm | figure | ratio | verdict |", "| --- | --- | --- | ---: | --- |"]
+        lines += ["", "| cell | arm | figure | change | verdict |", "| --- | --- | --- | ---: | --- |"]
         for judged in sorted(shown, key=lambda each: -each.worse_by):
-            ratio = figures.ratio_within(judged.ratio, judged.low, judged.high)
+            ratio = figures.compared(judged.ratio, (judged.low, judged.high))
             lines.append(
                 f"| {cell_text(judged.cell)} | {cell_text(judged.arm)} | {judged.metric.title} | {ratio} | {judged.kind} |"
             )
     controls = sorted({judged.control for judged in comparison.judged})
     lines += [
         "",
-        "Ratios are "
-        + " or ".join(
-            f"relative to {each} in the same round" if each else "of figures as measured" for each in controls
-        )
+        "Changes are of figures "
+        + " or ".join(f"relative to {each} in the same round" if each else "as measured" for each in controls)
         + ".",
     ]
     lines += [f"- {note}" for note in comparison.notes]

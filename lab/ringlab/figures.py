@@ -3,6 +3,8 @@
 import math
 from collections.abc import Callable
 
+TIMES_FROM = 2.0
+"""A ratio from here on is told in times, a smaller one in percent."""
 NANOSECONDS = ((1e9, "s"), (1e6, "ms"), (1e3, "us"), (1.0, "ns"))
 
 
@@ -45,17 +47,37 @@ def percent(share: float) -> str:
     return f"{significant(100 * share, 2)}%"
 
 
-def difference(value: float) -> str:
-    """Return how far a ratio is from 1: both 1.042 and 0.958 are 4.2% away."""
-    return percent(abs(value - 1))
-
-
 def ratio(value: float) -> str:
     """Return a ratio with its significant digits."""
     return f"{value:.3f}" if 0.9 < value < 1.1 else significant(value)
 
 
-def ratio_within(value: float, low: float, high: float) -> str:
-    """Return a ratio and its interval, with the decimals that tell the three apart: 0.952 (0.941 to 0.963), 2.4 (1.1 to 12.0)."""
-    decimals = 0 if high >= 100 else 1 if high >= 10 else 2 if high >= 2 or high - low >= 0.1 else 3
-    return f"{value:,.{decimals}f} ({low:,.{decimals}f} to {high:,.{decimals}f})"
+def compared(value: float, interval: tuple[float, float] | None = None, *, whole: bool = True) -> str:
+    """Return how a figure compares with another one, given their ratio; the interval decides on the digits, and is shown if `whole`.
+
+    11% more (5 to 18%), 37% less (30 to 42%), 1% more (3% less to 6% more), 8.7 times (8.2 to 9.3).
+    """
+    low, high = interval or (value, value)
+    if value >= TIMES_FROM:
+        # As many digits as tell the three apart.
+        digits = 2 if interval is None or len({significant(each, 2) for each in (value, low, high)}) == 3 else 3
+        parts = [significant(each, digits) if each >= 0.1 else "0" for each in (value, low, high)]
+        return f"{parts[0]} times ({parts[1]} to {parts[2]})" if interval and whole else f"{parts[0]} times"
+    wide = high - low >= 0.02 or (interval is None and abs(value - 1) >= 0.1)
+    decimals = 0 if wide and abs(value - 1) >= 0.005 else 1
+
+    def percent_of(part: float) -> str:
+        return f"{100 * abs(part - 1):.{decimals}f}%"
+
+    def direction(part: float) -> str:
+        return "more" if part >= 1 else "less"
+
+    told = f"{percent_of(value)} {direction(value)}" if float(percent_of(value)[:-1]) else "the same"
+    if interval is None or not whole:
+        return told
+    if high >= TIMES_FROM:
+        return f"{told} ({percent_of(low)} {direction(low)} to {significant(high, 2)} times)"
+    if low >= 1 or high <= 1:
+        least, most = sorted((low, high), key=lambda part: abs(part - 1))
+        return f"{told} ({percent_of(least)[:-1]} to {percent_of(most)})"
+    return f"{told} ({percent_of(low)} less to {percent_of(high)} more)"

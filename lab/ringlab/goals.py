@@ -351,7 +351,8 @@ def sentence_of(verdict: GoalVerdict, rounds: int) -> str:
         write = [f"{each:.2f}" for each in (value, low, high)]
     else:
         write = [f"{each:.2f}" if abs(each) < 10 else f"{each:.1f}" for each in (value, low, high)]
-    text = f"{write[0]} ({f'{write[1]} to {write[2]}' if rounds > 1 else 'one round'}) in {verdict.cell}"
+    times = " times" if verdict.kind in ("better_by", "times_at_most", "never_worse_by") else ""
+    text = f"{write[0]}{times} ({f'{write[1]} to {write[2]}' if rounds > 1 else 'one round'}) in {verdict.cell}"
     text += f" against {verdict.against}" if verdict.against else ""
     text += f", {asked_for(verdict)}"
     if verdict.cells_beyond and verdict.cells > 1:

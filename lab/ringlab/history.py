@@ -92,7 +92,7 @@ def write(path: Path, text: str) -> None:
 def link_to_report(run: trend.Run, page: Path) -> str:
     """Return where a page finds the report of a run, or nothing if there is none beside its result."""
     path = run.path.with_name(storage.HTML_FILE)
-    return quote(os.path.relpath(path.resolve(), page.resolve().parent)) if path.exists() else ""
+    return quote(os.fsencode(os.path.relpath(path.resolve(), page.resolve().parent))) if path.exists() else ""
 
 
 @click.command("trend", short_help="Draw figures over runs, and find steps.")

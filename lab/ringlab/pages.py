@@ -67,7 +67,7 @@ def cell_trend(runs: Sequence[Run], name: str, series: Sequence[Series]) -> Cell
 
 def show(series: Series, value: float) -> str:
     """Return a figure of a series: a ratio, or with its unit."""
-    return figures.ratio(value) if series.control else figures.in_unit(value, series.metric.unit)
+    return figures.significant(value) if series.control else figures.in_unit(value, series.metric.unit)
 
 
 def step_texts(runs: Sequence[Run], series: Series) -> list[str]:
@@ -77,8 +77,7 @@ def step_texts(runs: Sequence[Run], series: Series) -> list[str]:
         run = runs[series.points[step.index].run]
         worse = (step.ratio > 1) == (series.metric.better == "lower")
         found.append(
-            f"{series.arm}, {series.metric.title}: {figures.difference(step.ratio)}"
-            f" {'more' if step.ratio > 1 else 'less'} from {run.label} on"
+            f"{series.arm}, {series.metric.title}: {figures.compared(step.ratio)} from {run.label} on"
             f" ({'worse' if worse else 'better'}; p {step.p:.2g})"
         )
     return found

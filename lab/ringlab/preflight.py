@@ -100,7 +100,7 @@ def raise_descriptor_limit(connections: int) -> Finding:
                 name="descriptors",
                 status="error",
                 text=f"{connections} connections need {needed} descriptors in one process, but the hard limit is {hard}",
-                remedy=f"ulimit -Hn {needed} as root, or leave out the cells with {connections} connections",
+                remedy=f"`ulimit -Hn {needed}` as root, or leave out the cells with {connections} connections",
             )
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
     return Finding(name="descriptors", status="ok", text=f"{max(soft, needed)} in one process, {needed} are needed")
@@ -115,7 +115,7 @@ def check_ports(connections: int) -> Finding:
             name="ports",
             status="error" if ports < connections else "warning",
             text=f"{ports} ports are available for connections, but {connections} are needed at once",
-            remedy="sysctl -w net.ipv4.ip_local_port_range='10000 60999'",
+            remedy="`sysctl -w net.ipv4.ip_local_port_range='10000 60999'`",
         )
     return Finding(name="ports", status="ok", text=f"{ports} for connections")
 
@@ -128,7 +128,7 @@ def check_backlog() -> Finding:
             name="backlog",
             status="warning",
             text=f"the kernel limits backlogs to {backlog}: connecting many at once may fail or take a second",
-            remedy="sysctl -w net.core.somaxconn=4096",
+            remedy="`sysctl -w net.core.somaxconn=4096`",
         )
     return Finding(name="backlog", status="ok", text=f"up to {backlog}")
 
@@ -141,7 +141,7 @@ def check_cpus(placement: results.Placement) -> Finding:
             name="CPUs",
             status="warning",
             text=f"{usable} usable; {placement.text}: throughput and latency mean little, CPU per operation is usable",
-            remedy="allow two CPUs: taskset, the container's cpuset",
+            remedy="allow two CPUs: `taskset`, the container's cpuset",
         )
     status: results.FindingStatus = "warning" if "share a core" in placement.text else "ok"
     return Finding(name="CPUs", status=status, text=f"{usable} usable; {placement.text}")
@@ -157,7 +157,7 @@ def check_governor() -> Finding:
             name="governor",
             status="warning",
             text=f"{', '.join(sorted(governors))}: the CPUs' clock follows the load: ratios remain valid, but single figures don't",
-            remedy="sudo pipx run pyperf system tune",
+            remedy="`sudo pipx run pyperf system tune`",
         )
     return Finding(name="governor", status="ok", text="performance")
 
@@ -170,7 +170,7 @@ def check_load() -> Finding:
             name="load",
             status="warning",
             text=f"load average {load:.2f} on {cpus} CPUs: other programs are running",
-            remedy="stop them (top shows them), or expect to need more rounds",
+            remedy="stop them (`top` shows them), or expect to need more rounds",
         )
     return Finding(name="load", status="ok", text=f"load average {load:.2f} on {cpus} CPUs")
 
@@ -242,7 +242,7 @@ def check_io_uring() -> Finding:
             name="io_uring",
             status="warning",
             text=f"kernel.io_uring_disabled is {disabled}: arms on io_uring fail or run on epoll",
-            remedy="sysctl -w kernel.io_uring_disabled=0",
+            remedy="`sysctl -w kernel.io_uring_disabled=0`",
         )
     return Finding(name="io_uring", status="ok", text="not disabled")
 
@@ -254,7 +254,7 @@ def check_debug() -> Finding:
         found.append(f"{sys.executable} is a debug build")
     if found:
         unset = [name for name in DEBUG_VARIABLES if os.environ.get(name)]
-        remedy = f"unset {' '.join(unset)}" if unset else "use a release build of Python"
+        remedy = f"`unset {' '.join(unset)}`" if unset else "use a release build of Python"
         return Finding(name="debugging", status="error", text="; ".join(found), remedy=remedy)
     return Finding(name="debugging", status="ok", text="off")
 
@@ -269,7 +269,7 @@ def debug_build(arm: Arm) -> str:
     return ""
 
 
-REMEDY = "cargo build --release -p ringlab-load, in the folder lab"
+REMEDY = "`cargo build --release -p ringlab-load`, in the folder `lab`"
 
 
 def check_generator(program: Path | None, problem: str = "") -> Finding:
@@ -297,7 +297,7 @@ def check_loopback() -> Finding:
             return Finding(name="loopback", status="ok", text="connects")
     except OSError as error:
         return Finding(
-            name="loopback", status="error", text=f"cannot connect to 127.0.0.1: {error}", remedy="ip link set lo up"
+            name="loopback", status="error", text=f"cannot connect to 127.0.0.1: {error}", remedy="`ip link set lo up`"
         )
 
 
@@ -310,7 +310,7 @@ def check_system_call_tool() -> Finding:
         name="system calls",
         status="warning",
         text=f"can't be counted: {why}",
-        remedy="apt-get install strace (or linux-perf, as root)",
+        remedy="`apt-get install strace` (or `linux-perf`, as root)",
     )
 
 
@@ -358,7 +358,7 @@ def check_instructions() -> Finding:
         name="instructions",
         status="ok" if "no counters" in why else "warning",
         text=f"can't be counted: {why}",
-        remedy="apt-get install linux-perf, and sysctl -w kernel.perf_event_paranoid=2",
+        remedy="`apt-get install linux-perf`, and `sysctl -w kernel.perf_event_paranoid=2`",
     )
 
 

@@ -340,7 +340,7 @@ def compare(claim: Claim, result: Result) -> list[str]:
         return [*row, "did not run" if found is None else "too few rounds", ""]
     low, high = found.interval
     fits = "" if not claim.ratio else "fits" if low <= claim.ratio <= high else "doesn't fit"
-    return [*row, figures.ratio_within(found.ratio, low, high), fits]
+    return [*row, f"{figures.ratio(found.ratio)} ({figures.ratio(low)} to {figures.ratio(high)})", fits]
 
 
 def show(console: Console, report: Report, result: Result, lost: Mapping[str, str]) -> None:

@@ -44,7 +44,7 @@ class Finding:
     name: str
     status: FindingStatus
     text: str
-    remedy: Annotated[str, "A command or a setting that fixes it; empty where there is nothing to do."] = ""
+    remedy: Annotated[str, "What fixes it, with commands between backticks; empty where there is nothing to do."] = ""
 
 
 @dataclass(kw_only=True)

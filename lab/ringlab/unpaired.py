@@ -204,14 +204,14 @@ def describe(
         kind = "tie" if standing == "tie" else "cannot tell"
     else:
         kind = "better" if (standing == "below") == (metric.better == "lower") else "worse"
-    within = figures.ratio_within(found.ratio, *found.interval)
+    within = figures.compared(found.ratio, found.interval)
     basis = f"relative to {control}" if control else "as measured, the machine's drift included"
     if kind == "tie":
-        said = f"no change beyond {figures.percent(statistics.TIE_MARGIN)}, a ratio of {within}"
+        said = f"no change beyond {figures.percent(statistics.TIE_MARGIN)}: {within}"
     elif kind == "cannot tell":
-        said = f"cannot tell: a ratio of {within}; differences below {figures.percent(floor)} count as none"
+        said = f"no change shown: {within}; differences below {figures.percent(floor)} count as none"
     else:
-        said = f"{kind} by {figures.difference(found.ratio)}, a ratio of {within}"
+        said = f"{kind}: {within}"
     sentence = f"{arm} in {metric.title}: {said} ({basis}; {rounds[0]} and {rounds[1]} rounds)"
     return Judged(cell, arm, metric, kind, found.ratio, *found.interval, p, rounds, control, sentence)
 

@@ -62,7 +62,7 @@ def test_a_goal_is_reached_missed_or_cannot_be_told() -> None:
     assert reached.verdict == "reached"
     assert reached.low < reached.value < reached.high
     assert reached.value == pytest.approx(16)
-    assert reached.sentence.startswith("16.0 (")
+    assert reached.sentence.startswith("16.0 times (")
     assert reached.sentence.endswith(f"in {CHAIN} against asyncio, at least 10 times better")
     assert verdict_of(goal, cell_of(CHAIN, asyncio=800, ringloop=100)).verdict == "missed"
     noisy = cell_of(CHAIN, asyncio=[1000.0] * 5, ringloop=[60.0, 140.0, 90.0, 130.0, 80.0])
@@ -324,5 +324,5 @@ def test_verdicts_are_kept_and_reported(tmp_path: Path) -> None:
     assert Result.read(path) == made
     for kind in ("terminal", "markdown", "html"):
         done = subprocess.run(command_of("report", path, "--format", kind), capture_output=True, text=True, check=True)
-        assert "16.0 (" in done.stdout, kind
+        assert "16.0 times (" in done.stdout, kind
         assert "reached" in done.stdout, kind

@@ -11,7 +11,7 @@ import pytest
 from markupsafe import escape
 
 import report_data
-from ringlab import analysis, figures, workloads
+from ringlab import analysis, figures, report, workloads
 from ringlab.report import charts, html
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -288,19 +288,47 @@ def test_times_have_the_unit_that_suits_them(value_ns: float, text: str) -> None
 @pytest.mark.parametrize(
     ("value", "low", "high", "text"),
     [
-        (0.952, 0.941, 0.963, "0.952 (0.941 to 0.963)"),
-        (0.05, 0.04, 0.06, "0.050 (0.040 to 0.060)"),
-        (1.1, 0.95, 1.28, "1.10 (0.95 to 1.28)"),
-        (2.992, 2.951, 3.034, "2.99 (2.95 to 3.03)"),
-        (2.84, 0.696, 11.587, "2.8 (0.7 to 11.6)"),
-        (16.1, 1.0, 269, "16 (1 to 269)"),
+        (1.11, 1.05, 1.18, "11% more (5 to 18%)"),
+        (0.63, 0.58, 0.70, "37% less (30 to 42%)"),
+        (1.01, 0.97, 1.06, "1% more (3% less to 6% more)"),
+        (0.998, 0.982, 1.014, "0.2% less (1.8% less to 1.4% more)"),
+        (1.203, 1.194, 1.213, "20.3% more (19.4 to 21.3%)"),
+        (1.2, 0.9, 2.5, "20% more (10% less to 2.5 times)"),
+        (8.7, 8.2, 9.3, "8.7 times (8.2 to 9.3)"),
+        (2.992, 2.951, 3.034, "2.99 times (2.95 to 3.03)"),
+        (2.84, 0.696, 11.587, "2.8 times (0.70 to 12)"),
+        (40, 1e-9, 269, "40 times (0 to 270)"),
     ],
 )
-def test_a_ratio_has_as_many_decimals_as_its_interval(value: float, low: float, high: float, text: str) -> None:
-    assert figures.ratio_within(value, low, high) == text
+def test_a_ratio_is_written_in_one_way(value: float, low: float, high: float, text: str) -> None:
+    assert figures.compared(value, (low, high)) == text
+    told, _, _ = text.partition(" (")
+    assert figures.compared(value, (low, high), whole=False) == told
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(1.0, "the same"), (1.05, "5.0% more"), (0.6, "40% less"), (2, "2.0 times")]
+)
+def test_a_ratio_without_an_interval_has_two_digits(value: float, text: str) -> None:
+    assert figures.compared(value) == text
 
 
 @pytest.mark.parametrize(("share", "text"), [(0.034, "3.4%"), (0.12, "12%"), (1.5, "150%"), (0.0004, "0.040%")])
 def test_shares_have_two_digits(share: float, text: str) -> None:
     assert figures.percent(share) == text
-    assert figures.difference(1 + share) == text
+
+
+def test_what_to_do_shows_commands_alone_as_code_and_nothing_else_as_elements() -> None:
+    assert html.code("stop them (`top -b` shows <them>)") == "stop them (<code>top -b</code> shows &lt;them&gt;)"
+
+
+def test_words_are_explained_where_they_are_used() -> None:
+    result = report_data.make_result()
+    assert [word for word, _ in report.words(result)] == ["cell", "arm", "round", "group", "void", "control"]
+    page = html.render([("a run", result)])
+    for word, meaning in report.words(result):
+        place = page.index(f"<b>{word}</b>: {escape(meaning)}")
+        assert place < page.index('<table class="verdicts">')
+    result.cells = [cell for cell in result.cells if cell.workload == "echo"][:1]
+    result.cells[0].samples = [sample for sample in result.cells[0].samples if sample.status == "measured"]
+    assert [word for word, _ in report.words(result)] == ["cell", "arm", "round", "control"]

@@ -7,6 +7,20 @@ from ringlab import figures
 from ringlab.results import Cell, CellVerdict, Comparison, Group, Metric, RatePoint, Result, Summary, Sweep
 
 
+def words(result: Result) -> list[tuple[str, str]]:
+    """Return the words that a report of a result uses in a sense of their own, each with its meaning."""
+    statuses = {sample.status for cell in result.cells for sample in cell.samples}
+    groups = any(len(cell.analysis.groups) > 1 for cell in result.cells)
+    return [
+        ("cell", "one thing that is measured, such as an echo of 1 KB on 100 connections"),
+        ("arm", "one contestant: a server or a program, in one variant"),
+        ("round", "every arm of a cell once, in random order, each in a fresh process"),
+        *([("group", "the arms of a cell that are compared with each other")] if groups else []),
+        *([("void", "does not count, because something was wrong, such as a byte")] if "void" in statuses else []),
+        ("control", "a second copy of one arm, which shows how much two equal arms differ here"),
+    ]
+
+
 def show_figure(value: float, metric: Metric) -> str:
     """Return a figure of a metric; times in ns come with the unit that suits them, others without theirs."""
     return figures.in_unit(value, "ns" if metric.unit == "ns" else "")
@@ -26,14 +40,14 @@ def show_median(cell: Cell, summary: Summary | None, metric: Metric) -> str:
 def show_ratio(comparison: Comparison) -> str:
     """Return a ratio with its interval."""
     if comparison.rounds < 2:
-        return f"{figures.ratio(comparison.ratio)} (one round)"
-    return figures.ratio_within(comparison.ratio, comparison.low, comparison.high)
+        return f"{figures.compared(comparison.ratio)} (one round)"
+    return figures.compared(comparison.ratio, (comparison.low, comparison.high))
 
 
 def comparing(group: Group, arm: str, metric: Metric) -> tuple[str, str]:
     """Return an arm's ratio to the group's baseline, and the verdict."""
     if arm == group.baseline:
-        return "1", "the baseline"
+        return "-", "the baseline"
     comparison = comparison_of(group, arm, metric.key)
     if comparison is None:
         return "", "no round has both"

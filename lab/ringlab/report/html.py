@@ -1,5 +1,6 @@
 """One page of HTML that needs nothing else: no network, no script, no picture beside it."""
 
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +8,7 @@ from functools import cache
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from ringlab import __version__, figures, report
 from ringlab.deferred import Deferred, jinja2
@@ -111,6 +112,7 @@ class Page:
     result: Result
     command: str
     settings: list[tuple[str, str]]
+    words: list[tuple[str, str]]
     notes: list[str]
     sections: list[Section]
 
@@ -135,7 +137,13 @@ def environment() -> "jinja2.Environment":
     made.filters["plain"] = figures.plain
     made.filters["percent"] = figures.percent
     made.filters["sentence"] = report.sentence
+    made.filters["code"] = code
     return made
+
+
+def code(text: str) -> Markup:
+    """Return a text for a page, with what stands between backticks as code."""
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def view(index: int, name: str, result: Result) -> Page:
@@ -160,6 +168,7 @@ def view(index: int, name: str, result: Result) -> Page:
         result,
         shlex.join(result.run.command),
         report.settings(result),
+        report.words(result),
         result.run.notes,
         sections,
     )
@@ -260,7 +269,7 @@ def ratio_chart(cell: Cell, group: Group) -> Markup:
             )
     title = f"{primary.title}, compared with {group.baseline}: {DIRECTIONS[primary.better]}"
     label = f"Ratios of {cell.title}"
-    return charts.intervals(rows, title, label, figures.ratio, group.noise_floor) if len(rows) > 1 else Markup("")
+    return charts.intervals(rows, title, label, figures.compared, group.noise_floor) if len(rows) > 1 else Markup("")
 
 
 def median_chart(cell: Cell, group: Group) -> Markup:

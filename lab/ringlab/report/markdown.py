@@ -14,7 +14,8 @@ def render(result: Result) -> str:
     lines = ["# A run of ringlab", ""]
     if result.run.interrupted:
         lines += ["The run was interrupted: what follows rests on what was measured till then.", ""]
-    lines += ["## Verdicts", "", *verdicts(result), *goals(result)]
+    meanings = "; ".join(f"*{word}*: {meaning}" for word, meaning in report.words(result))
+    lines += ["## Verdicts", "", f"{meanings}.", "", *verdicts(result), *goals(result)]
     lines += ["## Setting", "", "| | |", "| --- | --- |"]
     lines += [f"| {name} | {cell_text(text)} |" for name, text in report.settings(result)]
     lines += ["", "Repeat it with:", "", COMMAND, ""]
@@ -98,7 +99,7 @@ def table_of(cell: Cell, group: Group) -> list[str]:
     """Return the table of a group."""
     others = [metric for metric in cell.metrics if not metric.primary]
     counted = report.counted(cell)
-    headings = ["arm", report.heading(cell.primary), f"ratio to {group.baseline}", "verdict", "rank"]
+    headings = ["arm", report.heading(cell.primary), f"compared with {group.baseline}", "verdict", "rank"]
     headings += [report.heading(metric) for metric in others]
     headings += [heading for heading, _ in counted]
     rows = []

@@ -79,8 +79,8 @@ def print_result(console: Console, result: Result) -> None:
 
 
 def print_settings(console: Console, result: Result) -> None:
-    """Print how and where the run was measured."""
-    for name, text in report.settings(result):
+    """Print how and where the run was measured, and what the words mean that are used from here on."""
+    for name, text in (*report.settings(result), *report.words(result)):
         console.print(f"[dim]{name:10}[/dim] {escape(text)}", highlight=False)
 
 
@@ -94,7 +94,7 @@ def print_findings(console: Console, findings: list[Finding], *, problems_only: 
             f"[{colour}]{finding.status:8}[/{colour}] {finding.name}: {escape(finding.text)}", highlight=False
         )
         if finding.remedy and finding.status != "ok":
-            console.print(f"         [dim]remedy:[/dim] {escape(finding.remedy)}", highlight=False)
+            console.print(f"         [dim]what to do:[/dim] {escape(finding.remedy)}", highlight=False)
 
 
 def print_cell(console: Console, cell: Cell) -> None:
@@ -146,7 +146,7 @@ def columns_of(cell: Cell, group: Group) -> list[tuple[str, list[str]]]:
     columns = [
         ("arm", [escape(arm) for arm in arms]),
         (report.heading(cell.primary), figures_of(cell.primary)),
-        ("ratio to the baseline", [ratio for ratio, _ in comparisons]),
+        ("compared with the baseline", [ratio for ratio, _ in comparisons]),
         ("", [f"[{COLOURS.get(verdict, 'dim')}]{verdict}[/]" for _, verdict in comparisons]),
         ("rank", [report.rank_of(group, arm) for arm in arms]),
     ]
