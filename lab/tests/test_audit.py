@@ -144,7 +144,7 @@ def test_a_published_report_raises_no_alarm_and_is_read_whole(path: Path) -> Non
 
 def figures_of(text: str) -> dict[str, str]:
     (record,) = audit.audit([("report", text)]).records
-    return {kind: figure.quantity.text for kind, figure in (record.settings | record.figures).items()}
+    return {kind: figure.text for kind, figure in (record.settings | record.figures).items()}
 
 
 def test_what_the_first_readers_got_wrong() -> None:
@@ -326,7 +326,7 @@ def test_other_encodings_are_read(tmp_path: Path) -> None:
     for encoding in ("utf-8", "utf-8-sig", "utf-16", "cp1252"):
         path = tmp_path / f"{encoding}.txt"
         path.write_bytes(text.encode(encoding))
-        assert audit_of(path).records[0].figures["mean"].quantity.value == pytest.approx(5e-6)
+        assert audit_of(path).records[0].figures["mean"].value == pytest.approx(5e-6)
 
 
 def test_what_is_no_text_is_an_error(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ with their reasons.
 import collections
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -46,7 +46,7 @@ DESCRIPTORS_STANDARD = 3
 SEGMENT_MIN = 536
 """The smallest segment that TCP assumes without an option (RFC 9293, 3.7.1)."""
 FACTORS = ((8.0, "bits and bytes"), (1.048576, "MB and MiB"), (1.024, "1,000 and 1,024"), (1000.0, "a unit of 1,000"))
-COMPARED = ("operation", "rate", "mean", "total", "bandwidth", "bandwidth_each", "p50", "p95", "p99", "p999", "cpu")
+COMPARED = ("operation", "rate", "mean", "total", "bandwidth", "bandwidth_each", "p50", "p95", "p99", "p999")
 RULES: dict[str, tuple[Severity, str]] = {
     "littles-law": ("contradiction", "that many requests were under way: other connections didn't exist, or weren't served"),
     "connections": ("contradiction", "the figures are those of the connections that were open"),
@@ -137,6 +137,14 @@ def same_subject(one: str, other: str) -> bool:
     return bool(names_of(one) & names_of(other))
 
 
+def alike_groups(family: Records) -> list[list[Record]]:
+    """Return the records of a family by case and conditions: those that may be set beside each other."""
+    found: dict[tuple[object, ...], list[Record]] = {}
+    for record in family:
+        found.setdefault((record.label, record.conditions), []).append(record)
+    return list(found.values())
+
+
 # --- one record ---
 
 
@@ -212,7 +220,7 @@ def check_errors(record: Record) -> Iterator[Finding]:
 def check_percentiles(record: Record) -> Iterator[Finding]:
     """Check that percentiles don't fall."""
     for below, above in itertools.pairwise(kind for kind in LATENCIES if kind in record.figures):
-        low, high = record.figures[below].quantity, record.figures[above].quantity
+        low, high = record.figures[below], record.figures[above]
         if low.low > high.high:
             lower, upper = NAMES.get(below, below), NAMES.get(above, above)
             words = f"{upper} {high.shown} < {lower} {low.shown}"
@@ -222,9 +230,7 @@ def check_percentiles(record: Record) -> Iterator[Finding]:
 def check_mean(record: Record) -> Iterator[Finding]:
     """Check that the percentiles allow the mean: a share (1 - q) of the requests took at least the percentile q."""
     mean, least, most = record.get("mean"), record.get("min"), record.get("max")
-    known = [
-        (share / 100, record.figures[kind].quantity) for kind, share in PERCENTILES.items() if kind in record.figures
-    ]
+    known = [(share / 100, record.figures[kind]) for kind, share in PERCENTILES.items() if kind in record.figures]
     if mean is None or not known:
         return
     marks = ([(0.0, least)] if least else []) + known
@@ -252,7 +258,7 @@ def check_few_operations(record: Record) -> Iterator[Finding]:
     count, most = record.get("operations") or record.get("count"), record.get("max")
     kind = next((kind for kind in reversed(PERCENTILES) if kind in record.figures), "")
     beyond = count.value * (1 - PERCENTILES[kind] / 100) if count and kind else 1.0
-    if count and beyond < 0.999 and not (most and most.value == record.figures[kind].quantity.value):
+    if count and beyond < 0.999 and not (most and most.value == record.figures[kind].value):
         what = f"{record.name}: {kind} of {plain(count.value)} operations is their maximum"
         words = f"{plain(count.value)} x {100 - PERCENTILES[kind]:.4g}% = {beyond:.2g} are slower"
         yield finding("few-operations", record, kind, what, words)
@@ -329,7 +335,7 @@ def check_samples(records: Records) -> Iterator[Finding]:
     for record in records:
         total = record.get("total") or record.get("measured") or record.get("duration")
         count, each = record.get("count"), record.get("operation") or record.get("mean")
-        if total is not None:
+        if total is not None and total.high > 0:
             short.append((total.high, f"{total.shown} in all", record))
         elif count is not None and each is not None:
             connections = record.get("connections")  # Of several, each waits for its own.
@@ -397,18 +403,16 @@ def check_hidden_totals(family: Records) -> Iterator[Finding]:
 
 def check_ranking(family: Records) -> Iterator[Finding]:
     """Find a rank whose figure is beaten by that of the next."""
-    ranked = sorted(
-        (each for each in family if "rank" in each.figures), key=lambda each: each.figures["rank"].quantity.value
-    )
+    ranked = sorted((each for each in family if "rank" in each.figures), key=lambda each: each.figures["rank"].value)
     found: list[list[Finding]] = []
     for kind in {kind: None for record in ranked for kind in record.figures if kind != "rank"}:
         having = [record for record in ranked if kind in record.figures]
         beaten = []
         for one, other in itertools.pairwise(having):
-            first, second = one.figures[kind].quantity, other.figures[kind].quantity
+            first, second = one.figures[kind], other.figures[kind]
             higher = first.dimension in ("rate", "bandwidth")
             if second.low > first.high if higher else second.high < first.low:
-                after, before = (f"rank {each.figures['rank'].quantity.text} ({each.subject})" for each in (other, one))
+                after, before = (f"rank {each.figures['rank'].text} ({each.subject})" for each in (other, one))
                 words = f"{other.subject} {second.shown}, {one.subject} {first.shown}; {'higher' if higher else 'lower'} is better"
                 beaten.append(finding("ranking", other, kind, f"{after} is better than {before}", words))
         if len(having) > 2:
@@ -452,61 +456,63 @@ def check_factors(family: Records) -> Iterator[Finding]:
             group.setdefault(record.subject, []).append(record)
     for group in groups.values():
         # How often is no condition: a faster operation is repeated more often.
-        essential = {
-            each.name: tuple(p for p in each.conditions if p[0] in ("connections", "size"))
-            for found in group.values()
-            for each in found
-        }
-        cells = [{essential[each.name] for each in found} for found in group.values()]
+        kinds = ("connections", "size")
+        cells = [
+            {tuple(pair for pair in each.conditions if pair[0] in kinds) for each in found} for found in group.values()
+        ]
         every = set().union(*cells)
-        if len(cells) < 2 or any(one & other for one, other in itertools.combinations(cells, 2)):
+        if len(cells) == len(every) > 2:  # Each has its own: it is an outcome, such as the size of a program.
             continue
-        changed = " and ".join(
-            kind for kind in ("connections", "size") if len({dict(each).get(kind) for each in every}) > 1
-        )
-        members = [record for found in group.values() for record in found]
-        words = f"{'; '.join(each.name for each in members[:4])}: {sum(map(len, cells))} of"
-        words += f" {len(cells)} x {len(every)} = {len(cells) * len(every)} cells"
-        what = f"subject and {changed} change at once: no two subjects were measured alike"
-        yield finding("factors", members[0], "size", what, words)
+        if len(cells) > 1 and not any(one & other for one, other in itertools.combinations(cells, 2)):
+            changed = " and ".join(kind for kind in kinds if len({dict(each).get(kind) for each in every}) > 1)
+            members = list(itertools.chain(*group.values()))
+            words = (
+                f"{'; '.join(each.name for each in members[:4])}: {sum(map(len, cells))} of {len(cells)} x {len(every)}"
+            )
+            words += f" = {len(cells) * len(every)} cells"
+            what = f"subject and {changed} change at once: no two subjects were measured alike"
+            yield finding("factors", members[0], "size", what, words)
 
 
 def check_efficiency(family: Records) -> Iterator[Finding]:
     """Find a higher rate that took more CPU than it gained."""
     having = [
-        record for record in family if "cpu" in record.figures and record.figures["cpu"].quantity.dimension == "percent"
+        [(each, pair[0], pair[1]) for each in group if (pair := each.all("rate", "cpu"))]
+        for group in alike_groups(family)
     ]
-    for pair in itertools.combinations([record for record in having if record.all("rate", "cpu")], 2):
-        slow, fast = sorted(pair, key=lambda record: record.figures["rate"].quantity.value)
-        (rate, cpu), (less, spared) = fast.all("rate", "cpu"), slow.all("rate", "cpu")
-        if slow.subject == fast.subject or slow.conditions != fast.conditions or slow.label != fast.label:
+    for (fast, rate, cpu), (slow, less, spared) in itertools.chain(
+        *(itertools.permutations(group, 2) for group in having)
+    ):
+        if slow.subject == fast.subject or cpu.dimension != "percent":
             continue
-        if rate.high / cpu.low * (1 + EFFICIENCY_MARGIN) < less.low / spared.high:
+        if rate.value > less.value and rate.high / cpu.low * (1 + EFFICIENCY_MARGIN) < less.low / spared.high:
+            each, other = rate.value / cpu.value, less.value / spared.value
             what = f"{fast.name} has the higher rate, and needs more CPU for each request than {slow.subject}"
-            words = f"{fast.subject}: {rate.shown} / {cpu.shown} = {rate.value / cpu.value:,.0f} per second and CPU percent;"
-            words += f" {slow.subject}: {less.shown} / {spared.shown} = {less.value / spared.value:,.0f}, which is"
-            words += f" {figures.ratio(less.value / spared.value * cpu.value / rate.value)} times as much"
+            words = (
+                f"{fast.subject}: {rate.shown} / {cpu.shown} = {each:,.0f} per second and CPU percent; {slow.subject}:"
+            )
+            words += (
+                f" {less.shown} / {spared.shown} = {other:,.0f}, which is {figures.ratio(other / each)} times as much"
+            )
             yield finding("efficiency", fast, "cpu", what, words)
 
 
 def check_saturation(records: Records) -> Iterator[Finding]:
     """Find a rate that no longer rises with the connections, while the CPU is idle."""
-    found = [
-        (each[0], each[1], each[2], record) for record in records if (each := record.all("connections", "rate", "cpu"))
-    ]
-    found.sort(key=lambda each: each[0].value)
-    for (low, rate, cpu, few), (high, more, busy, many) in itertools.combinations(found, 2):
-        if few.subject != many.subject or few.label != many.label or cpu.dimension != "percent":
-            continue
-        if (
-            high.value >= MORE_CONNECTIONS * low.value
-            and more.value <= FLAT * rate.value
-            and max(cpu.high, busy.high) < IDLE_CPU
-        ):
-            words = f"{plain(low.value)} connections: {rate.shown}, {cpu.shown} CPU; {plain(high.value)}: {more.shown}, {busy.shown} CPU"
-            yield finding(
-                "saturation", many, "cpu", f"{many.subject}: the rate stays the same, and the CPU isn't full", words
-            )
+    series: dict[tuple[str, str], list[tuple[Record, list[Quantity]]]] = {}
+    for record in records:
+        if found := record.all("connections", "rate", "cpu"):
+            series.setdefault((record.subject, record.label), []).append((record, found))
+    for one in series.values():
+        one.sort(key=lambda each: each[1][0].value)
+        for (_, (low, rate, cpu)), (record, (high, more, busy)) in itertools.combinations(one, 2):
+            idle = cpu.dimension == "percent" and max(cpu.high, busy.high) < IDLE_CPU
+            if idle and high.value >= MORE_CONNECTIONS * low.value and more.value <= FLAT * rate.value:
+                words = (
+                    f"{plain(low.value)} connections: {rate.shown}, {cpu.shown} CPU; {plain(high.value)}: {more.shown},"
+                )
+                what = f"{record.subject}: the rate stays the same, and the CPU isn't full"
+                yield finding("saturation", record, "cpu", what, f"{words} {busy.shown} CPU")
 
 
 def changes(one: Quantity, other: Quantity, kind: str) -> list[tuple[float, float]]:
@@ -520,23 +526,15 @@ def changes(one: Quantity, other: Quantity, kind: str) -> list[tuple[float, floa
 
 def check_changes(family: Records) -> Iterator[Finding]:
     """Check percentages and speed-ups against the figures beside them."""
-    for record, kind in itertools.product(family, ("change", "speedup")):
-        claimed = record.get(kind)
+    claims = [(each, kind, group) for group in alike_groups(family) for each in group for kind in ("change", "speedup")]
+    for record, kind, group in claims:
+        claimed, near = record.get(kind), [each for each in group if each is not record]
         if claimed is None or not claimed.value:
             continue
-        near = [
-            each
-            for each in family
-            if each is not record and (each.label, each.conditions) == (record.label, record.conditions)
-        ]
         near = [each for each in near if same_subject(each.subject, record.baseline)] or near
-        names = dict.fromkeys(COMPARED) | {
-            name: None for each in near for name in each.figures if name.startswith("other")
-        }
+        names = {name: None for each in near for name in each.figures if name not in ("change", "speedup", "rank")}
         pairs = [(record, each) for each in near]
-        if (
-            not record.figures.keys() & names.keys()
-        ):  # It stands in a row of its own, or beside the columns of the subjects.
+        if not record.figures.keys() & names.keys():  # It stands in a row or a column of its own.
             pairs = [(one, other) for one, other in itertools.permutations(near, 2) if one.subject and other.subject]
         tried = [
             (first, second, other)
@@ -545,51 +543,39 @@ def check_changes(family: Records) -> Iterator[Finding]:
             if first.dimension == second.dimension and first.low > 0 and second.low > 0
         ]
         slack = SLACK / 2 * (100 if kind == "change" else claimed.value)
-        fitting = [
-            (low, high, one, other)
-            for one, other, _ in tried
-            for low, high in changes(one, other, kind)
-            if claimed.high >= low - slack and claimed.low <= high + slack
-        ]
+        ends = [(low, high, one, other) for one, other, _ in tried for low, high in changes(one, other, kind)]
+        fitting = [each for each in ends if claimed.high >= each[0] - slack and claimed.low <= each[1] + slack]
         exact = [each for each in fitting if kind == "speedup" or not each[0] < 0 < each[1] or abs(claimed.value) <= 1]
-        if not tried or exact:
-            continue
         subject = record.subject or record.label
-        if fitting:
+        if fitting and not exact:
             low, high, one, other = fitting[0]
             what = f"{subject}: {claimed.text} can't be read from figures that are rounded so coarsely"
             words = f"{one.text} and {other.text} stand for {figures.plain(low)} to {figures.plain(high)}%"
             yield finding("rounding", record, kind, what, words)
-            continue
-        one, other, against = tried[0]
-        both = (one.value / other.value, other.value / one.value)
-        ways = [f"{100 * (each - 1):+.1f}%" if kind == "change" else f"{figures.ratio(each)} times" for each in both]
-        words = f"{one.shown} against {other.shown} ({against.name}) is {ways[0]}, and the other way round {ways[1]}, not {claimed.text}"
-        yield finding("change", record, kind, f"{subject}: {claimed.text} doesn't follow from the figures", words)
+        elif tried and not exact:
+            one, other, against = tried[0]
+            ratios = (one.value / other.value, other.value / one.value)
+            ways = [f"{100 * (each - 1):+.1f}%" if kind == "change" else figures.ratio(each) for each in ratios]
+            words = f"{one.shown} against {other.shown} ({against.name}): {ways[0]}, or the other way round {ways[1]}"
+            yield finding("change", record, kind, f"{subject}: {claimed.text} doesn't follow from the figures", words)
 
 
 def check_winners(family: Records) -> Iterator[Finding]:
     """Check who is said to be best, against the figures in the same row."""
-    for record in family if any(each.winner for each in family) else ():
-        rivals = [
-            each
-            for each in family
-            if not each.winner and (each.conditions, each.label) == (record.conditions, record.label)
-        ]
+    won = [(record, group) for group in alike_groups(family) for record in group if record.winner]
+    for record, group in won:
+        rivals = [each for each in group if not each.winner]
         kind = record.about or next((kind for kind in COMPARED if sum(kind in each.figures for each in rivals) > 1), "")
-        found = [(each.subject, each.figures[kind].quantity) for each in rivals if kind in each.figures]
+        found = [(each.subject, each.figures[kind]) for each in rivals if kind in each.figures]
         mine = [quantity for subject, quantity in found if same_subject(subject, record.winner)]
         others = [(subject, quantity) for subject, quantity in found if not same_subject(subject, record.winner)]
-        if not record.winner or len(mine) != 1 or not others:
-            continue
-        higher = mine[0].dimension in ("rate", "bandwidth")
-        subject, best = max(others, key=lambda item: item[1].value if higher else -item[1].value)
-        if best.low > mine[0].high if higher else best.high < mine[0].low:
-            words = (
-                f"{subject} {best.shown}, {record.winner} {mine[0].shown}; {'higher' if higher else 'lower'} is better"
-            )
-            what = f"{record.winner} is called the best in {NAMES.get(kind, kind)} ({record.name}), and isn't"
-            yield finding("winner", record, kind, what, words)
+        if len(mine) == 1 and others:
+            higher = mine[0].dimension in ("rate", "bandwidth")
+            subject, best = max(others, key=lambda item: item[1].value if higher else -item[1].value)
+            if best.low > mine[0].high if higher else best.high < mine[0].low:
+                what = f"{record.winner} is called the best in {NAMES.get(kind, kind)} ({record.name}), and isn't"
+                words = f"{subject} {best.shown}, {record.winner} {mine[0].shown}; {'higher' if higher else 'lower'} is better"
+                yield finding("winner", record, kind, what, words)
 
 
 # --- figures in two places ---
@@ -621,6 +607,20 @@ def comparable(one: str, other: str) -> bool:
     )
 
 
+def index_of(records: Records) -> dict[str, list[Record]]:
+    """Return records by each of the names of their subjects."""
+    found: dict[str, list[Record]] = {}
+    for record in records:
+        for name in names_of(record.subject):
+            found.setdefault(name, []).append(record)
+    return found
+
+
+def named(record: Record, index: dict[str, list[Record]]) -> Iterable[Record]:
+    """Return the records of an index that may be of a record's subject."""
+    return {id(each): each for name in names_of(record.subject) for each in index.get(name, ())}.values()
+
+
 def matches(
     records: Records, are_alike: Callable[[Record, Record], bool] = alike
 ) -> Iterator[tuple[str, str, list[Pair]]]:
@@ -643,11 +643,13 @@ def matches(
         if one_key[:3] == other_key[:3] or not comparable(one_kind, other_kind):
             continue
         pairs = []
+        indices = [index_of(ones), index_of(others)]
         for one in ones:
-            found = [other for other in others if are_alike(one, other)]
-            if len(found) == 1 and sum(are_alike(each, found[0]) for each in ones) == 1:
-                first, second = one.figures[one_kind].quantity, found[0].figures[other_kind].quantity
-                if first.dimension == second.dimension and first.low > 0 and second.low > 0:
+            found = [other for other in named(one, indices[1]) if are_alike(one, other)]
+            if len(found) == 1 and sum(are_alike(each, found[0]) for each in named(found[0], indices[0])) == 1:
+                first, second = one.figures[one_kind], found[0].figures[other_kind]
+                timed = first.dimension == second.dimension and first.dimension in ("time", "rate", "bandwidth")
+                if timed and first.low > 0 and second.low > 0:
                     pairs.append((one, found[0], first, second))
         if pairs:
             yield one_kind, other_kind, pairs
@@ -675,13 +677,14 @@ def check_repeats(records: Records) -> Iterator[Finding]:
     told = set()
     for one_kind, other_kind, pairs in matches(records):
         agreeing = sum(map(agrees, pairs))
+        agreed = len({pair[0].subject for pair in pairs if agrees(pair)})
         differing = [pair for pair in pairs if not pair[2].near(pair[3].low, pair[3].high, REPEAT_SLACK)]
         exact = one_kind == other_kind and all(
             one.conditions == other.conditions and one.conditions for one, other, *_ in pairs
         )
         for one, other, first, second in differing:
             same = one.document == other.document
-            if same and agreeing < max(1 if exact else 2, len(differing)):
+            if same and (agreed < (1 if exact else 2) or agreeing < len(differing)):
                 continue
             if not same and (one_kind != other_kind or one.label.lower() != other.label.lower()):
                 continue
@@ -702,7 +705,9 @@ def check_calculated(records: Records) -> Iterator[Finding]:
     told: set[int] = set()
     for one_kind, other_kind, pairs in matches(records, lambda one, other: same_subject(one.subject, other.subject)):
         one, other, first, second = pairs[0]
-        far = all(not math.isclose(a.value, b.value, rel_tol=0.01) and len(a.digits) >= 4 for _, _, a, b in pairs)
+        far = all(
+            not math.isclose(a.value, b.value, rel_tol=0.01) and len(a.digits.rstrip("0")) >= 4 for _, _, a, b in pairs
+        )
         if len(pairs) < 3 or not far or id(other) in told or "total" in (one_kind, other_kind):
             continue
         if all(a.digits.rstrip("0") == b.digits.rstrip("0") for _, _, a, b in pairs):
@@ -710,20 +715,17 @@ def check_calculated(records: Records) -> Iterator[Finding]:
             what = f"{other.label or other.name}: {len(pairs)} figures have the digits of others"
             words = f"{one.subject}: {first.shown} x {plain(second.value / first.value)} = {second.shown}, and so on;"
             yield finding("calculated", other, other_kind, what, f"{words} line {one.line_of(one_kind)} has the others")
-    for one, other in itertools.combinations(
-        [each for each in records if each.source == "table" and len(each.figures) > 1], 2
-    ):
-        texts = [
-            {kind: each.figures[kind].quantity for kind in COMPARED if kind in each.figures} for each in (one, other)
-        ]
-        same = [
-            kind
-            for kind, each in texts[0].items()
-            if len(each.digits) >= 4 and kind in texts[1] and each.text == texts[1][kind].text
-        ]
-        if len(same) > 1 and (one.subject != other.subject or one.conditions != other.conditions):
-            words = ", ".join(f"{NAMES.get(kind, kind)} {texts[0][kind].text} twice" for kind in same)
-            yield finding("calculated", other, same[0], f"{other.name} has the very figures of {one.name}", words)
+    seen: dict[tuple[object, ...], Record] = {}
+    for record in (each for each in records if each.source == "table"):
+        texts = [(kind, record.figures[kind].text) for kind in COMPARED if kind in record.figures]
+        long = [each for each in texts if len(record.figures[each[0]].digits) >= 4]
+        for pair in itertools.combinations(long, 2):
+            one = seen.setdefault(pair, record)
+            if one.subject != record.subject or one.conditions != record.conditions:
+                words = ", ".join(f"{NAMES.get(kind, kind)} {text} twice" for kind, text in pair)
+                yield finding(
+                    "calculated", record, pair[0][0], f"{record.name} has the very figures of {one.name}", words
+                )
 
 
 def check_directions(records: Records) -> Iterator[Finding]:

@@ -66,6 +66,16 @@ class Document:
     used: set[int] = field(default_factory=set)
     """The numbers of lines that the output of tools has, and no table."""
 
+    said: dict[tuple[re.Pattern[str], tuple[str, ...]], bool] = field(default_factory=dict)
+    """The answers of `says`."""
+
+    def says(self, words: re.Pattern[str], path: tuple[str, ...]) -> bool:
+        """Return whether words stand in a section, or in one around it before that one's own parts."""
+        if (words, path) not in self.said:
+            there = (line.text for line in self.lines if line.path == path[: len(line.path)])
+            self.said[words, path] = any(map(words.search, there))
+        return self.said[words, path]
+
 
 def from_html(text: str) -> str:
     """Return a page with its tables and headings as Markdown, each row in the line where it begins."""

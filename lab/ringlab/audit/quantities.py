@@ -63,6 +63,12 @@ class Quantity:
     """Whether it is a time for each of something: 1.4 us/op."""
     noun: str = ""
     """The word after a bare number: 983 connect."""
+    line: int = 0
+    """Where it was read."""
+
+    def at(self, line: int) -> "Quantity":
+        """Return it as read in a line."""
+        return replace(self, line=line)
 
     def scaled(self, factor: float, dimension: Dimension) -> "Quantity":
         """Return it in another unit."""

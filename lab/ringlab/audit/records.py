@@ -6,7 +6,9 @@ is one record, or one for each name if the names are subjects. Conditions also s
 the load generators' commands beside a table.
 """
 
+import functools
 import json
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -50,7 +52,7 @@ KINDS: tuple[tuple[str, str], ...] = (
     ("connections", r"^(tcp |client )?(open |concurrent |parallel )?(connections?|conns?|concurrency|clients|sockets|c)$"
      r"|#\s?connections|number of connections|conn-per"),
     ("threads", r"^(client |load |wrk )?threads$"),
-    ("duration", r"duration|^(test |run )?length$|seconds run"),
+    ("duration", r"duration|^(test|run) length$|seconds run"),
     ("size", r"(message |payload |body |packet |block )?size$|^(message|payload|body)( \(?bytes\)?)?$"),
     ("count", rf"^(n|count|total requests|runs of|{NOUNS})( done| sent)?$"),
     ("total", r"^(total |elapsed |wall )(time|ms|s)\b|^time( \((ms|s|us|ns)\))?$|^total$|^elapsed|^wall"),
@@ -91,15 +93,8 @@ NOT_CLOSED = re.compile(
 )
 """Words that say that a connection may have no request under way, or several. They hold a finding back, and cause none."""
 BASELINE = re.compile(r"(?:vs\.?|versus|compared (?:to|with)|over|than|to)\s+([\w.+-]+)", re.I)
+BOTH_WAYS = re.compile(r"both directions|⇅|sum of|bidirectional|full duplex", re.I)
 EMPTY = re.compile(r"[-–—]*|n/?a|none", re.I)
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A figure of a record, where it was read."""
-
-    quantity: Quantity
-    line: int
 
 
 @dataclass
@@ -116,8 +111,8 @@ class Record:
     subject: str = ""
     label: str = ""
     """The benchmark or case, where a report has several."""
-    settings: dict[str, Figure] = field(default_factory=dict)
-    figures: dict[str, Figure] = field(default_factory=dict)
+    settings: dict[str, Quantity] = field(default_factory=dict)
+    figures: dict[str, Quantity] = field(default_factory=dict)
     baseline: str = ""
     """The reference of changes and speed-ups, where a heading names it."""
     winner: str = ""
@@ -130,8 +125,7 @@ class Record:
 
     def get(self, kind: str) -> Quantity | None:
         """Return a figure or a setting."""
-        found = self.figures.get(kind) or self.settings.get(kind)
-        return found.quantity if found else None
+        return self.figures.get(kind) or self.settings.get(kind)
 
     def all(self, *kinds: str) -> list[Quantity]:
         """Return figures or settings of several kinds, or nothing if one is missing or 0."""
@@ -140,7 +134,7 @@ class Record:
 
     def line_of(self, kind: str) -> int:
         """Return where a figure is."""
-        found = self.figures.get(kind) or self.settings.get(kind)
+        found = self.get(kind)
         return found.line if found else self.line
 
     @property
@@ -148,23 +142,20 @@ class Record:
         """Say which it is."""
         parts = [part for part in (self.subject, self.label) if part]
         for kind, figure in self.settings.items():
-            value = figure.quantity.value
+            value = figure.value
             if kind == "connections" and f"{value:.0f}" not in self.label:
                 parts.append(figures.counted(round(value), "connection"))
             elif kind == "duration":
                 parts.append(f"{value:g} s")
-            elif kind == "size" and figure.quantity.text not in self.label:
-                parts.append(figure.quantity.text)
+            elif kind == "size" and figure.text not in self.label:
+                parts.append(figure.text)
         return ", ".join(parts) or "it"
 
     @property
     def conditions(self) -> tuple[tuple[str, float], ...]:
         """Return the settings as a key: two records with the same were measured alike, as far as the report says."""
-        return tuple(
-            sorted(
-                (kind, round(each.quantity.value, 9)) for kind, each in self.settings.items() if "threads" not in kind
-            )
-        )
+        chosen = {kind: each for kind, each in self.settings.items() if "threads" not in kind}
+        return tuple(sorted((kind, round(each.value, 9)) for kind, each in chosen.items()))
 
 
 def kind_of(heading: str) -> str:
@@ -187,48 +178,52 @@ def clean(text: str) -> str:
     return re.sub(r"\s+", " ", re.sub(r"[^\w.+#/()=,: -]", "", re.sub(r"^[^\x00-\x7f]+\s", "", text))).strip(" -")
 
 
+@functools.cache
 def names_of(text: str) -> frozenset[str]:
     """Return the ways in which a report may refer to a subject: "Rust (tokio)" is rust, tokio and rust (tokio)."""
     whole = re.sub(r"[`'\"]", "", text).strip().lower()
     whole = re.sub(r"\s+(results?|server|output|logs?|benchmark)$", "", whole.partition(":")[0])
     outer = re.sub(r"\([^)]*\)", "", whole).strip()
-    inner = [
-        re.sub(r"^using\s+", "", part.strip()) for each in re.findall(r"\(([^)]*)\)", whole) for part in each.split(",")
-    ]
-    inner = [part for part in inner if not re.match(r"\d", part)]
-    return frozenset({whole, outer, *inner} - {"", "stdlib", "std", "http", "tcp", "default", "localhost"})
+    inner = [part.strip().removeprefix("using ") for part in ",".join(re.findall(r"\(([^)]*)\)", whole)).split(",")]
+    names = {name for name in (whole, outer, *inner) if re.match(r"[^\W\d]|\d+\.\d", name)}
+    return frozenset(names - {"stdlib", "std", "http", "tcp", "default", "localhost"})
 
 
-def conditions_in(text: str, line: int) -> Iterator[tuple[str, Figure]]:
+def is_round(value: float) -> bool:
+    """Return whether somebody may have chosen a number: it has two digits, or is a power of two."""
+    return value >= 1 and (float(f"{value:.1e}") == value or math.log2(value) == int(math.log2(value)))
+
+
+def conditions_in(text: str, line: int) -> Iterator[tuple[str, Quantity]]:
     """Yield the conditions that a heading, label or command names: "100conn/10s", "c64", "1 KB", "50k iterations"."""
     if match := CONNECTIONS.search(text):
         value = float((match[1] or match[3]).replace(",", "")) * (1e3 if match[2] else 1)
-        yield "connections", Figure(exactly(value, match[0]), line)
+        yield "connections", exactly(value, match[0]).at(line)
         if (duration := DURATION.search(text)) and (found := quantities.read(duration[0])):
-            yield "duration", Figure(exactly(found.value, duration[0], "time"), line)
+            yield "duration", exactly(found.value, duration[0], "time").at(line)
     elif (match := re.search(r"\b(\d+)\s?C?\s?[*×x]\s?(\d+)\b", text)) and "conn" in text:
-        yield "connections", Figure(exactly(float(match[1]) * float(match[2]), match[0]), line)
+        yield "connections", exactly(float(match[1]) * float(match[2]), match[0]).at(line)
     if (sizes := SIZE.findall(text)) and (size := quantities.read(sizes[-1])):
-        yield "size", Figure(size.chosen(), line)
+        yield "size", size.chosen().at(line)
     if match := COUNT.search(text):
         value = float((match[1] or match[3]).replace(",", "")) * (1e3 if match[2] else 1)
         if value >= 2:
-            yield "count", Figure(exactly(value, match[0]), line)
+            yield "count", exactly(value, match[0]).at(line)
     timed = re.search(r"timer|call_later|delay|sleep|timeout", text, re.I)
     if timed and (match := DELAY.search(text)) and (delay := quantities.read(match[1])):
-        yield "delay", Figure(delay, line)
+        yield "delay", delay.at(line)
 
 
-def command_in(text: str, line: int) -> dict[str, Figure]:
+def command_in(text: str, line: int) -> dict[str, Quantity]:
     """Return the conditions that a load generator's command sets."""
-    found: dict[str, Figure] = {}
+    found: dict[str, Quantity] = {}
     if match := COMMAND.search(text):
         for kind, pattern in OPTIONS.items():
             option = re.search(pattern, match[2])
             if option and (kind != "wrk_threads" or match[1].startswith("wrk")):
                 words = option[1] if kind != "duration" or option[1][-1].isalpha() else f"{option[1]} s"
                 if quantity := quantities.read(re.sub(r"(\d)m$", r"\1 min", words)):
-                    found[kind] = Figure(quantity.chosen(), line)
+                    found[kind] = quantity.chosen().at(line)
     return found
 
 
@@ -242,8 +237,9 @@ def take(record: Record, kind: str, text: str, unit: Unit | None, line: int) -> 
     wanted, found = DIMENSIONS.get(kind, "number"), quantity.dimension
     if found == "number" and wanted in ("rate", "size", "time") and (wanted != "time" or kind == "duration"):
         quantity = replace(quantity, dimension=wanted)  # A duration without a unit is in seconds.
-    elif found == "size" and wanted == "bandwidth":  # "Transfer/sec: 13.63MB".
-        quantity = replace(quantity, dimension="bandwidth")
+    elif found == "size" and wanted == "bandwidth":  # "Transfer/sec: 13.63MB"; and Gb may be either.
+        low = quantity.low / (8 if re.search(r"[KMGkmg]b$", quantity.text) else 1)
+        quantity = replace(quantity, low=low, dimension="bandwidth")
     elif found == "time" and quantity.each:
         kind = "operation"
     elif found != wanted or not kind:
@@ -251,12 +247,14 @@ def take(record: Record, kind: str, text: str, unit: Unit | None, line: int) -> 
             kind = found
         elif (kind, found) != ("speedup", "factor"):
             kind = f"other {kind.removeprefix('other').strip()}".strip()
+    if kind == "size" and not any(is_round(quantity.value / scale) for scale in (1, 2**10, 2**20)):
+        kind = "other size"  # An outcome, such as that of compressing.
     if kind == "duration" and len(quantity.digits) >= 4:
         kind = "total"  # Nobody chooses 73.001 ms.
     if kind in SETTINGS:
-        record.settings[kind] = Figure(quantity.chosen(), line)
+        record.settings[kind] = quantity.chosen().at(line)
     else:
-        record.figures.setdefault(kind, Figure(quantity, line))
+        record.figures.setdefault(kind, quantity.at(line))
     return True
 
 
@@ -270,7 +268,7 @@ class Column:
     kind: str = ""
     unit: Unit | None = None
     subject: str = ""
-    settings: dict[str, Figure] = field(default_factory=dict)
+    settings: dict[str, Quantity] = field(default_factory=dict)
 
 
 def read_columns(table: Table) -> list[Column]:
@@ -296,7 +294,7 @@ def read_columns(table: Table) -> list[Column]:
             column.settings = dict(conditions_in(heading, table.line.number))
             if numbered:
                 value = exactly(float(heading.replace(",", "")), heading)
-                column.settings = {columns[0].kind: Figure(value, table.line.number)}
+                column.settings = {columns[0].kind: value.at(table.line.number)}
                 column.kind = next((found for title in reversed(table.line.path) if (found := kind_of(title))), "")
         elif kind == "winner":
             column.role = "winner"
@@ -311,9 +309,10 @@ def read_columns(table: Table) -> list[Column]:
     if metrics or (len(unnamed) > 1 and all(column.kind in ("", "change", "speedup") for column in plain)):
         for column in unnamed:  # Columns named after subjects.
             column.subject = clean(column.heading)
-    if columns[0].role == "text":
+    texts = [column for column in columns if column.role == "text"]
+    if texts and all(column.kind == "rank" for column in columns[: texts[0].index]):
         others = any(column.subject or column.role == "subject" for column in columns)
-        columns[0].role = "case" if others else "subject"
+        texts[0].role = "case" if others else "subject"
     return columns
 
 
@@ -344,7 +343,7 @@ def read_table(table: Table, base: Record) -> tuple[list[Record], int]:
             subject, label = place, ""
         if rank := re.match(r"^#?(\d+)[.)]\s+(\S.*)$", subject):
             subject = rank[2]
-            row.figures["rank"] = Figure(exactly(float(rank[1]), rank[1]), line.number)
+            row.figures["rank"] = exactly(float(rank[1]), rank[1]).at(line.number)
         for column in columns:
             text = above[column.index]
             if column.role == "setting" and text:
@@ -363,7 +362,7 @@ def read_table(table: Table, base: Record) -> tuple[list[Record], int]:
                 continue
             case = " ".join(filter(None, (subject, label))) if column.subject else label
             settings = row.settings | column.settings
-            conditions = tuple((kind, each.quantity.value) for kind, each in settings.items())
+            conditions = tuple((kind, each.value) for kind, each in settings.items())
             key = (column.subject or subject, case, conditions, 0 if metric else line.number)
             record = found.get(key) or replace(
                 row, subject=key[0], label=case, settings=settings, figures=dict(row.figures)
@@ -406,13 +405,13 @@ def read_pairs(pairs: Pairs, base: Record) -> list[Record]:
     return [record, *found] if record.figures else found
 
 
-Shared = dict[tuple[str, ...], dict[str, Figure]]
+Shared = dict[tuple[str, ...], dict[str, Quantity]]
 
 
 def share(document: Document, found: Sequence[Pairs | Table]) -> Shared:
     """Return the conditions that hold for sections: of their headings, of lists such as "Test: 50 iterations", of commands."""
     shared: Shared = {}
-    commands: dict[tuple[str, ...], list[dict[str, Figure]]] = {}
+    commands: dict[tuple[str, ...], list[dict[str, Quantity]]] = {}
     for line in document.lines:
         for depth in range(1, len(line.path) + 1):
             if line.path[:depth] not in shared:
@@ -425,10 +424,11 @@ def share(document: Document, found: Sequence[Pairs | Table]) -> Shared:
                 there = shared.setdefault(line.path, {})
                 shared[line.path] = dict(conditions_in(f"{text} {name}", line.number)) | there
     for path, several in commands.items():
+        first = several[0].items()
         same = {
             kind: each
-            for kind, each in several[0].items()
-            if len({s[kind].quantity if kind in s else None for s in several}) == 1
+            for kind, each in first
+            if {s[kind].value if kind in s else None for s in several} == {each.value}
         }
         shared[path] = shared.get(path, {}) | same
     return shared
@@ -445,9 +445,8 @@ def read_tables(document: Document) -> tuple[list[Record], list[int]]:
         base = Record(document.name, "table" if isinstance(part, Table) else "list", group, line.number, line.path)
         for depth in range(len(line.path) + 1):
             base.settings.update(shared.get(line.path[:depth], {}))
-        around = "\n".join(each.text for each in document.lines if each.path == line.path[: len(each.path)])
-        base.closed = not NOT_CLOSED.search(around)
-        base.both_ways = bool(re.search(r"both directions|⇅|sum of|bidirectional|full duplex", around, re.I))
+        base.closed = not document.says(NOT_CLOSED, line.path)
+        base.both_ways = document.says(BOTH_WAYS, line.path)
         if isinstance(part, Pairs):
             records += read_pairs(part, base)
         else:
@@ -472,11 +471,11 @@ def read_result(text: str, name: str) -> list[Record]:
             record = arms.setdefault(arm, Record(name, "ringlab", group, 1, (cell["name"],), arm, cell["name"]))
             record.closed = cell["parameters"].get("mode") == "closed"
             if connections := cell["parameters"].get("connections"):
-                record.settings["connections"] = Figure(exactly(connections, str(connections)), 1)
+                record.settings["connections"] = exactly(connections, str(connections)).at(1)
             if metric := metrics.get(summary["metric"]):
                 dimension, scale, _ = quantities.unit_of(metric["unit"])[0] or ("number", 1.0, 1.0)
                 median, low, high = (summary[each] * scale for each in ("median", "low", "high"))
                 quantity = Quantity(median, low, high, dimension, str(summary["median"]))
-                record.figures[kind_of(metric["title"]) or metric["key"]] = Figure(quantity, 1)
+                record.figures[kind_of(metric["title"]) or metric["key"]] = quantity.at(1)
         records += arms.values()
     return records

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ringlab.audit import quantities
 from ringlab.audit.document import Document
 from ringlab.audit.quantities import Quantity, exactly
-from ringlab.audit.records import NOT_CLOSED, Figure, Record, command_in, conditions_in
+from ringlab.audit.records import NOT_CLOSED, Record, command_in, conditions_in
 
 UNITS = {"rate": "/s", "rate_each_thread": "/s", "cycles": "/s", "bandwidth_down": "Mbps", "bandwidth_up": "Mbps"}
 """Of figures that tools print without one."""
@@ -132,12 +132,12 @@ def put(record: Record, match: re.Match[str], line: int) -> None:
         if value is None:
             continue
         if kind in CHOSEN:
-            record.settings[kind] = Figure(exactly(value.value, value.text, value.dimension), line)
+            record.settings[kind] = exactly(value.value, value.text, value.dimension).at(line)
         elif before is None or (
             record.source == "hey" and kind in ("operations", "failed", "error")
         ):  # One line for each status.
-            total = exactly(value.value + before.quantity.value, text) if before else value
-            record.figures[kind] = Figure(total, line)
+            total = exactly(value.value + before.value, text) if before else value
+            record.figures[kind] = total.at(line)
 
 
 def begin(document: Document, kind: Tool, group: int, line: int, path: tuple[str, ...], command: str) -> Record:
@@ -146,10 +146,10 @@ def begin(document: Document, kind: Tool, group: int, line: int, path: tuple[str
     for title in path:
         record.settings.update(conditions_in(title, line))
     record.settings.update(command_in(command, line))
-    record.closed = "offered" not in record.settings and not NOT_CLOSED.search(command)
+    record.closed = "offered" not in record.settings and not document.says(NOT_CLOSED, path)
     if payload := re.search(r"(?<!as )tcpkali.*(?:-m|--message)[ =]?(?:'([^']*)'|\"([^\"]*)\"|(\S+))", command):
         text = next(each for each in payload.groups() if each is not None)
-        record.figures["message"] = Figure(exactly(float(len(text.encode())), text, "size"), line)
+        record.figures["message"] = exactly(float(len(text.encode())), text, "size").at(line)
     return record
 
 
@@ -178,10 +178,10 @@ def read_outputs(document: Document) -> list[Record]:
     for record in found:
         if (measured := record.get("measured")) and "duration" not in record.settings:
             value = round(measured.value)
-            record.settings["duration"] = Figure(exactly(value, f"{value} s", "time"), record.line_of("measured"))
+            record.settings["duration"] = exactly(value, f"{value} s", "time").at(record.line_of("measured"))
         if both := record.all("bandwidth_down", "bandwidth_up"):
             down, up = both
             text = f"({down.shown} + {up.shown})"
             total = Quantity(down.value + up.value, down.low + up.low, down.high + up.high, "bandwidth", text)
-            record.figures["bandwidth_both"] = Figure(total, record.line_of("bandwidth_up"))
+            record.figures["bandwidth_both"] = total.at(record.line_of("bandwidth_up"))
     return [record for record in found if record.figures.keys() - {"message", "measured"}]
