@@ -360,11 +360,13 @@ impl Uring {
 
     /// Submits the queued entries until all are submitted or events come. Then waits for a completion if `wait`.
     /// Entries that the kernel does not accept, for lack of memory or room, stay queued. Returns how the wait ended.
+    /// `events` may grow up to `enough`.
     fn enter_all(
         &mut self,
         wait: bool,
         timeout: Option<Duration>,
         events: &mut Vec<Event>,
+        enough: usize,
     ) -> io::Result<Ended> {
         let before = events.len();
         let mut refusals = 0;
@@ -400,7 +402,7 @@ impl Uring {
                     _ => return Err(error),
                 },
             }
-            self.reap(events);
+            self.reap(events, enough);
             // Once there are events, do not wait for more, and do not go on submitting: with a full completion queue
             // each enter may end as many multishot requests as it submits, so the queue would never be empty.
             if events.len() > before || self.must_fetch() {
@@ -418,8 +420,8 @@ impl Uring {
         }
     }
 
-    /// Turns completions into events.
-    fn reap(&mut self, events: &mut Vec<Event>) {
+    /// Turns completions into events, until there are `enough`. The others stay in the completion queue.
+    fn reap(&mut self, events: &mut Vec<Event>, enough: usize) {
         if self.ring.has_overflowed() {
             self.table.counters.overflows += 1;
         }
@@ -427,9 +429,13 @@ impl Uring {
         if !self.ended.is_empty() {
             self.report_ended(events);
         }
-        for completion in self.ring.completions() {
+        let mut completions = self.ring.completions();
+        while events.len() < enough
+            && let Some(completion) = completions.next()
+        {
             self.remaining.note(&completion, &mut self.table, events);
         }
+        drop(completions);
         if mem::take(&mut self.remaining.registry_reported)
             && let Some(registered) = &mut self.registered
         {
@@ -502,7 +508,7 @@ impl Uring {
         self.settle_in()?;
         self.rearm_level();
         let before = events.len();
-        self.reap(events);
+        self.reap(events, before + BATCH);
         let mut fetched = self.fetch_registered(events)?;
         let may_wait = timeout != Some(Duration::ZERO);
         let mut countdown = Countdown::new(timeout, may_wait);
@@ -515,10 +521,11 @@ impl Uring {
                 break;
             }
             let found = events.len();
-            let ended = self.enter_all(wait, countdown.left().filter(|_| wait), events);
+            let left = countdown.left().filter(|_| wait);
+            let ended = self.enter_all(wait, left, events, enough);
             let woken = wait && self.waker.get_up();
             let nothing_came = self.ring.completions().is_empty();
-            self.reap(events);
+            self.reap(events, enough);
             let brought = events.len() - found;
             if !fetched {
                 fetched = self.fetch_registered(events)?;
@@ -572,10 +579,11 @@ impl Uring {
         let mut changes = self.table.changes();
         let deadline = Instant::now() + WIND_UP_MAX;
         while !changes.is_empty() && Instant::now() < deadline {
-            if self.enter_all(true, Some(WIND_UP_STEP), events).is_err() {
+            let entered = self.enter_all(true, Some(WIND_UP_STEP), events, usize::MAX);
+            if entered.is_err() {
                 break;
             }
-            self.reap(events);
+            self.reap(events, usize::MAX);
             self.report_ended(events);
             changes.retain(|token| self.table.operation(*token).is_some());
         }
@@ -609,8 +617,9 @@ impl Uring {
                     self.ring.push(requests::cancel_all());
                 }
                 let wait = !self.table.operations().is_empty();
-                let entered = self.enter_all(wait, Some(WIND_UP_STEP), &mut events);
-                self.reap(&mut events);
+                let step = Some(WIND_UP_STEP);
+                let entered = self.enter_all(wait, step, &mut events, usize::MAX);
+                self.reap(&mut events, usize::MAX);
                 // Reaping queues requests again that the kernel has ended.
                 self.drop_queued(&mut events);
                 let idle = self.table.operations().is_empty() && !self.ring.must_enter();
@@ -718,6 +727,53 @@ mod tests {
                 .set_read_timeout(Some(Duration::from_secs(60)))
                 .unwrap();
             assert_eq!(client.read(&mut [0]).unwrap(), 0);
+        }
+    }
+
+    /// Before Linux 6.13, one enter brings everything that has come. What is too much waits in the completion queue.
+    #[test]
+    fn a_poll_reports_a_batch_of_what_has_come() {
+        for first in 0..SETUPS.len() {
+            let made =
+                Uring::with_setups(&Config::default(), &SETUPS[first..], Waker::new().unwrap());
+            let mut uring = match made {
+                Ok(uring) => uring,
+                Err(error) => {
+                    eprintln!("SKIPPED on io_uring: {error}");
+                    return;
+                }
+            };
+            let (near, mut far) = std::os::unix::net::UnixStream::pair().unwrap();
+            let copies: Vec<_> = (0..BATCH + 100)
+                .map(|_| near.try_clone().unwrap())
+                .collect();
+            let mut missing: std::collections::HashSet<_> = copies
+                .iter()
+                .map(|copy| {
+                    uring
+                        .watch(copy.as_raw_fd(), Interest::READ, Mode::Edge)
+                        .unwrap()
+                })
+                .collect();
+            far.write_all(b"x").unwrap();
+            // What is ready already completes when it is submitted.
+            uring.flush().unwrap();
+            let mut events = Vec::new();
+            for _ in 0..2 {
+                assert_eq!(uring.peek(), Peek::Ready);
+                let before = events.len();
+                uring.poll(Some(Duration::ZERO), &mut events).unwrap();
+                let count = events.len() - before;
+                assert!(
+                    (1..=BATCH).contains(&count),
+                    "{count}: {}",
+                    uring.description()
+                );
+            }
+            for event in events {
+                missing.remove(&event.token);
+            }
+            assert!(missing.is_empty());
         }
     }
 
