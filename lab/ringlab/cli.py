@@ -34,6 +34,7 @@ from ringlab import (
     replication,
     results,
     selection,
+    services,
     session,
     storage,
     workloads,
@@ -276,6 +277,7 @@ def main() -> None:
     help="Halfway through, stop arms whose verdict is clear and spend their time on the rest.",
 )
 @measuring_options
+@services.options
 @click.option(
     "--address",
     "addresses",
@@ -305,7 +307,7 @@ def run(
       ringlab run --preset loops
       ringlab run 'loops/echo/*' --targets asyncio,ringloop --goals lab/goals/loops.toml
       ringlab run --resume ringlab-results/20261121-160000/result.json
-      ringlab run http/50/closed --address 10.0.0.5:8080
+      ringlab run http/50/closed --address 10.0.0.5:8080 --path /items/7 --expect-text '"id":7'
 
     Results are written after every cell. Ctrl-C ends the run and keeps what was measured.
     """
@@ -317,6 +319,7 @@ def run(
             if given and name not in ("resume", "targets_folder", "if_busy"):
                 raise Refused(f"--resume continues the run with its own options: leave out {parameter.opts[0]}")
         sys.exit(session.resume(resume, options["targets_folder"], options["if_busy"]))
+    options["service"] = services.Service.of(options)
     if preset is None:
         sys.exit(session.measure(what, selectors, baseline, goals_file=goals_file, **options))
     asked = presets.named(preset)
@@ -463,11 +466,16 @@ def compare(arms: tuple[str, str], source: Path | None, what: tuple[str, ...], *
 @click.option(
     "--build",
     "build_command",
-    default=guard.BUILD_COMMAND,
-    show_default=True,
     metavar="COMMAND",
-    help="Builds a revision.",
+    help=f"Builds a revision (default: {guard.BUILD_COMMAND}; with --start: nothing).",
 )
+@click.option(
+    "--start",
+    default="",
+    metavar="COMMAND",
+    help="Starts the server of a revision, in its folder, on port {port}: for any repository, instead of targets.",
+)
+@services.options
 @click.option(
     "--rounds",
     type=click.IntRange(1, 10_000),
@@ -499,18 +507,24 @@ def guard_command(
     head: str,
     repository: Path,
     selectors: tuple[str, ...],
-    build_command: str,
+    build_command: str | None,
+    start: str,
     output: Path | None,
     **options: Any,
 ) -> None:
-    """Build this repository at two revisions, measure both, and say whether head is slower than base.
+    """Build a repository at two revisions, measure both, and say whether head is slower than base.
+
+    Without --start it is ringloop's, which brings targets. The server of any other is started by --start.
 
     \b
     Exit status: 0 fine, 1 slower, 2 it can't be done, 3 cannot tell, 130 interrupted.
     Example:
       ringlab guard --base main echo --rounds 15
+      ringlab guard --base main --build 'go build -o server .' --start './server -addr {host}:{port}' \\
+          http/50/closed --path /items/7 --expect-text '"id":7'
     """
-    sys.exit(guard.run(what, base, head, repository, selectors, build_command, output, **options))
+    service = services.Service.of(options)
+    sys.exit(guard.run(what, base, head, repository, selectors, build_command, start, service, output, **options))
 
 
 @main.command(short_help="List what can be measured here.")

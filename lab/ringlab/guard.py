@@ -1,10 +1,11 @@
 """Whether a change has made something slower: one repository at two revisions, both built, raced against each other.
 
-Each revision has a worktree of its own, with its own virtual environment, and brings its own targets where it has any.
-Worktrees and builds are kept, so the next guard against the same base builds only what is new.
+The repository may be anybody's: one command builds a revision, and one starts its server. ringloop's own brings targets instead.
+Each revision has a worktree of its own. Worktrees and builds are kept, so the next guard against the same base builds only what is new.
 """
 
 import datetime
+import hashlib
 import math
 import os
 import random
@@ -28,7 +29,9 @@ from ringlab import (
     results,
     runner,
     selection,
+    services,
     session,
+    sources,
     statistics,
     storage,
     workloads,
@@ -41,10 +44,15 @@ SIDES = ("base", "head")
 EXIT_UNDECIDED = 3
 """Unlike 2, which all commands end with where a request can't be carried out."""
 BUILD_COMMAND = "make build"
+"""Of ringloop's repository. One whose server is started by --start has its own, if any."""
 BUILD_TIMEOUT_S = 3600
-FOLDER = Path("target") / "ringlab-guard"
-"""Within the repository, which ignores it."""
 TARGETS = "ringloop*"
+STARTED = "server"
+"""The name of what --start starts."""
+STARTED_CELLS = ("http/50/closed",)
+READY_TIMEOUT_S = 60.0
+STOP_CODES = (0, 1, 2, -15, 130, 143)
+"""The exit codes of a server that SIGTERM ends: few handle it."""
 CELLS = (
     "echo/framed/1KB/100",
     "http/50/closed",
@@ -110,7 +118,9 @@ def check_out(repository: Path, side: str, name: str) -> Revision:
         raise GuardFailed(
             f"{repository} has no revision {name!r}: name a branch, tag or commit (a shallow clone has few: git fetch --unshallow)"
         ) from None
-    worktree = repository / FOLDER / commit[:12]
+    # Not within the repository: builds look for settings and packages in the folders around them.
+    known_by = hashlib.sha256(os.fsencode(repository.resolve())).hexdigest()[:8]
+    worktree = sources.cache() / "guard" / f"{repository.resolve().name}-{known_by}" / commit[:12]
     if not (worktree / ".git").exists():
         worktree.parent.mkdir(parents=True, exist_ok=True)
         git(repository, "worktree", "prune")
@@ -148,18 +158,50 @@ def choose(repository: Path, revision: Revision, selectors: Sequence[str]) -> li
     own = revision.worktree / "lab" / "targets"
     folder = own if any(own.glob(f"*/{manifest.FILE_NAME}")) else repository / "lab" / "targets"
     broken: dict[str, str] = {}
-    arms = manifest.discover(folder, revision.worktree / FOLDER / "targets", revision.python, broken)
+    builds = revision.worktree.with_name(f"{revision.worktree.name}-targets")
+    arms = manifest.discover(folder, builds, revision.python, broken)
+    return [at(revision, arm) for arm in selection.choose(arms, selectors, broken)]
+
+
+def started(revision: Revision, command: str, plans: Sequence[workloads.CellPlan]) -> manifest.Arm:
+    """Return the arm of a server that a command starts in a revision's worktree; raise Refused."""
+    kinds = dict.fromkeys(plan.kind for plan in plans)
+    if wrong := [plan.name for plan in plans if plan.kind not in ("echo", "http", "discard")]:
+        raise Refused(
+            f"--start starts a server, and {wrong[0]} loads none; measure http, echo, rtt, churn, sweep or stream"
+        )
+    table = manifest.Table(Path("ringlab guard"), "", {"--start": command})
+    known = manifest.PLACEHOLDERS["http"] | {"python"}
+    manifest.check_placeholders(table, "--start", command, known)
+    if "{port}" not in command:
+        raise table.fail("--start", "must say where the port goes that the server shall listen on: write it as {port}")
+    arm = manifest.Arm(
+        name=STARTED,
+        target=STARTED,
+        language="unknown",
+        title=command,
+        folder=revision.worktree,
+        build_folder=revision.worktree,
+        commands=dict.fromkeys(kinds, command),
+        workloads=tuple(name for name in manifest.SERVED if manifest.KIND_OF_WORKLOAD[name] in kinds),
+        ready=manifest.Ready(connect=True, timeout_s=READY_TIMEOUT_S),
+        stop=manifest.Stop(exit_codes=STOP_CODES),
+        declares=manifest.Declares(workers=0),
+        python=revision.python,
+    )
+    return at(revision, arm)
+
+
+def at(revision: Revision, arm: manifest.Arm) -> manifest.Arm:
+    """Return an arm as that of a revision."""
     # It would make the Pythons of both revisions import the same code; if it is empty, it has no effect.
     own_path = {"PYTHONPATH": ""} if os.environ.get("PYTHONPATH") else {}
-    return [
-        replace(
-            arm,
-            name=f"{arm.name}@{revision.side}",
-            title=f"{arm.title}, at {revision.name}",
-            environment={**own_path, **arm.environment},
-        )
-        for arm in selection.choose(arms, selectors, broken)
-    ]
+    return replace(
+        arm,
+        name=f"{arm.name}@{revision.side}",
+        title=f"{arm.title}, at {revision.name}",
+        environment={**own_path, **arm.environment},
+    )
 
 
 def is_at_both(name: str, arms: Container[str]) -> bool:
@@ -188,6 +230,15 @@ class Finding:
             analysis.bounds_of(self.cell, f"{self.arm}@{side}", self.cell.primary, {}) for side in reversed(SIDES)
         )
         return head, base
+
+    def why_unmeasured(self) -> str:
+        """Say what went wrong at which revision."""
+        reasons = dict(self.cell.unable)
+        for sample in self.cell.samples:
+            if sample.status != "measured" and sample.reasons:
+                reasons.setdefault(sample.arm, sample.reasons[0])
+        found = [f"{name}: {reasons[name]}" for side in SIDES if (name := f"{self.arm}@{side}") in reasons]
+        return "; ".join([f"{self.arm} wasn't measured at both revisions", *found])
 
 
 def judge(result: results.Result, names: Sequence[str]) -> list[Finding]:
@@ -256,31 +307,46 @@ def run(
     head: str,
     repository: Path,
     selectors: Sequence[str],
-    build_command: str,
+    build_command: str | None,
+    start: str,
+    service: services.Service,
     output: Path | None,
     if_busy: neighbours.IfBusy,
     **options: Any,
 ) -> int:
     """Build two revisions, race them and judge; return the exit status. Raise Refused, and OSError."""
     console = terminal.make_console()
-    plans = workloads.choose(what or CELLS, "normal")
+    plans = workloads.choose(what or (STARTED_CELLS if start else CELLS), "normal")
+    if start:
+        plans = [service.plan(plan) for plan in plans]
+    elif service.words():
+        raise Refused(f"{service.words()[0]} describes a service: add --start, the command that starts it")
+    if build_command is None:
+        build_command = "" if start else BUILD_COMMAND
     root = find_repository(repository)
     revisions = [check_out(root, side, name) for side, name in zip(SIDES, (base, head), strict=True)]
     if head == "HEAD" and is_dirty(root):
         console.print("[yellow]warning[/yellow]  uncommitted changes are not measured: head is the last commit")
     if revisions[0].commit == revisions[1].commit:
         console.print("[yellow]warning[/yellow]  base and head are the same commit: this measures the noise")
+
     # A build takes minutes, so errors in the rest of the command are reported first.
+    def arms_of(revision: Revision) -> list[manifest.Arm]:
+        return [started(revision, start, plans)] if start else choose(root, revision, selectors)
+
     for revision in revisions:
-        choose(root, revision, selectors)
+        arms_of(revision)
+    words = ["--start", start, *service.words()] if start else []
+    words += ["--build", build_command] if build_command else []
     with (
         storage.claim(output) as folder,
         neighbours.announced(lambda taken: preflight.place(taken=taken), if_busy, terminal.warn) as placement,
     ):
         with working(console, "building") as tell:
-            for revision in {each.commit: each for each in revisions}.values():
+            for revision in {each.commit: each for each in revisions}.values() if build_command else ():
                 build(revision, build_command, tell)
-        return race_revisions(console, root, revisions, plans, selectors, build_command, folder, placement, **options)
+        chosen = [arm for revision in revisions for arm in arms_of(revision)]
+        return race_revisions(console, root, revisions, plans, chosen, words, folder, placement, **options)
 
 
 def race_revisions(
@@ -288,8 +354,8 @@ def race_revisions(
     root: Path,
     revisions: Sequence[Revision],
     plans: list[workloads.CellPlan],
-    selectors: Sequence[str],
-    build_command: str,
+    chosen: Sequence[manifest.Arm],
+    words: Sequence[str],
     folder: Path,
     placement: results.Placement,
     *,
@@ -298,7 +364,6 @@ def race_revisions(
     seed: int | None,
 ) -> int:
     """Race two revisions that have been built; return the exit status."""
-    chosen = [arm for revision in revisions for arm in choose(root, revision, selectors)]
     with working(console, "checking which targets can run here") as tell:
         present, records = selection.make_ready(chosen, tell)
     for record in records:
@@ -314,11 +379,9 @@ def race_revisions(
     seed = seed if seed is not None else random.SystemRandom().randrange(1 << 32)
     base, head = revisions
     command = ["ringlab", "guard", *(plan.name for plan in plans), "--base", base.commit, "--head", head.commit]
+    command += ["--targets", ",".join(both)] if both != [STARTED] else []
     command += [
-        "--targets",
-        ",".join(both),
-        "--build",
-        build_command,
+        *words,
         "--rounds",
         str(rounds),
         "--seconds",
@@ -344,7 +407,7 @@ def race_revisions(
     findings = judge(result, both)
     console.print("\n[bold]head against base[/bold]")
     for finding in findings:
-        text = finding.comparison.sentence if finding.comparison else f"{finding.arm} wasn't measured at both revisions"
+        text = finding.comparison.sentence if finding.comparison else finding.why_unmeasured()
         colour = terminal.COLOURS[finding.word]
         console.print(
             f"  [{colour}]{finding.word:11}[/{colour}] {escape(finding.cell.name)}: {escape(text)}", highlight=False

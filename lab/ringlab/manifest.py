@@ -132,6 +132,7 @@ class Declares:
     """The declarations of an arm about itself; None if it declares nothing."""
 
     workers: int = 1
+    """0 if nobody knows."""
     max_workers: int = 0
     nodelay: bool | None = None
     backlog: int | None = None

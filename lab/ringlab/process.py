@@ -633,7 +633,7 @@ def check_listening(server: Server) -> list[results.Check]:
     if threads < server.workers:
         text = f"{server.workers} workers were asked for, but it has only {threads} threads"
         checks.append(check_equal("workers", server.workers, threads, text))
-    elif count > max(1, server.workers):
+    elif count > max(1, server.workers) and declares.workers:
         text = f"it was asked for {server.workers} and listens with {count} sockets at one port"
         checks.append(check_equal("workers", server.workers, count, text))
     else:

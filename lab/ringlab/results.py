@@ -389,7 +389,8 @@ class Cell:
     @property
     def of_http(self) -> bool:
         """Whether its servers are those of the workload http, of which some parse requests and some don't."""
-        return "http" in (self.workload, self.parameters.get("protocol"))
+        # A service is no program that was written to be measured.
+        return "http" in (self.workload, self.parameters.get("protocol")) and "request" not in self.parameters
 
     @property
     def primary(self) -> Metric:

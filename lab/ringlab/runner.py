@@ -165,6 +165,7 @@ class Race:
     def has_ceiling(self, plan: CellPlan) -> bool:
         """Return whether the load generator's own ceiling is measured with a cell's arms: a closed loop is limited by it."""
         closed = plan.workload in ("echo", "http") and not plan.stream and not plan.percent and not plan.idle
+        closed = closed and not plan.request  # The responder knows the lab's own request only.
         return closed and self.options.ceilings
 
     def ceiling_scale(self, plan: CellPlan) -> results.Scale:
@@ -245,7 +246,7 @@ class Race:
 
     def run_cell(self, plan: CellPlan, cell: results.Cell) -> None:
         """Measure a cell's rounds, as far as the result lacks them."""
-        if plan.workload in manifest.APPLICATIONS and not cell.orders:
+        if plan.has_first_client and not cell.orders:
             self.leave_out_unable(plan, cell)
         contestants = [arm for arm in self.contestants(plan, cell) if arm.name in cell.arms]
         if not contestants:
@@ -461,7 +462,7 @@ class Race:
         """Load a server in one process from another."""
         with self.executor(plan).serve(self.order(plan, arm)) as serving:
             self.keep_checks(arm, serving.checks, sample)
-            if plan.workload in manifest.APPLICATIONS:
+            if plan.has_first_client:
                 self.first_client(plan, serving)
             if plan.sweeps:
                 self.sweep(plan, cell, arm, serving, sample)
@@ -682,7 +683,7 @@ class Race:
     ) -> execution.Loaded:
         """Load an arm for at least `window_s`, in a run of its own, while an instrument looks into it."""
         with self.executor(plan).serve(self.order(plan, arm)) as serving:
-            if plan.workload in manifest.APPLICATIONS:
+            if plan.has_first_client:
                 self.first_client(plan, serving)
             # strace counts from the beginning, so nothing may be done that isn't counted as an operation.
             traced = instrument.tool == "strace"

@@ -26,11 +26,13 @@ from ringlab import (
     manifest,
     neighbours,
     preflight,
+    process,
     profiling,
     report,
     results,
     runner,
     selection,
+    services,
     statistics,
     storage,
     workloads,
@@ -39,6 +41,7 @@ from ringlab.progress import ConsoleProgress, working
 from ringlab.report import terminal
 
 EXIT_INTERRUPTED = 130
+ANY_SERVICE = services.Service()
 QUICK_MINUTES = 8.0
 """The time that `--quick` spends on measuring: with builds and probes it must end in under ten."""
 QUICK_WINDOW_MIN = 0.5
@@ -71,6 +74,7 @@ def measure(
     goals_file: Path | None = None,
     must_reach: bool = True,
     addresses: Sequence[str] = (),
+    service: services.Service = ANY_SERVICE,
 ) -> int:
     """Run the lab; return the exit status, which says whether the goals are reached, if they must be."""
     if addresses:
@@ -95,7 +99,9 @@ def measure(
     if addresses:
         chosen = selection.outside(addresses)
         everyone = chosen
-        plans = outside_plans(plans, what)
+        plans = [service.plan(plan) for plan in outside_plans(plans, what)]
+    elif service != ANY_SERVICE:
+        raise Refused(f"{service.words()[0]} describes a service: name it with --address")
     else:
         chosen = selection.find(targets_folder, selectors, terminal.warn, {plan.workload for plan in plans})
         everyone = []
@@ -120,6 +126,10 @@ def measure(
         else:
             with working(console, "checking which targets can run here") as tell:
                 present, records = selection.make_ready(chosen, tell, ready_by)
+        for record in records if selectors else ():
+            if record.skipped:
+                install = f"; install it with: {record.install}" if record.install else ""
+                terminal.warn(f"without {record.name}: {record.skipped}{install}")
         if baseline and baseline not in present:
             reason = next(
                 (record.skipped for record in records if record.name == baseline), "it isn't among the chosen targets"
@@ -144,6 +154,8 @@ def measure(
             arms=records,
         )
         race = start_race(console, result, present, plans, folder / storage.RESULT_FILE)
+        if addresses:
+            check_answers(race)
         race.options = runner.Options(
             workers=workers,
             baseline=baseline,
@@ -167,6 +179,7 @@ def measure(
             )
         command = ["ringlab", "run", *(plan.name for plan in plans)]
         command += [word for address in addresses for word in ("--address", address)]
+        command += service.words()
         command += ["--targets", ",".join(present)] if not addresses else []
         command += ["--rounds", str(race.scale.rounds), "--seconds", f"{race.scale.window_s:g}", "--seed", str(seed)]
         command += {"quick": ["--quick"], "normal": [], "publish": ["--publish"]}[name]
@@ -228,6 +241,19 @@ def outside_plans(plans: list[workloads.CellPlan], what: Sequence[str]) -> list[
             "none of these cells can be measured from outside: their figures are those of processes that the lab has started"
         )
     return seen
+
+
+def check_answers(race: runner.Race) -> None:
+    """Ask each service once, before it is measured; raise Refused where its answer isn't right."""
+    for plan in [plan for plan in race.plans if plan.has_first_client][:1]:
+        for arm in race.arms.values():
+            try:
+                race.try_first_client(plan, arm)
+            except (process.SampleFailed, process.SampleVoid) as wrong:
+                raise Refused(
+                    f"{arm.name}: {wrong}; say what is asked with --method, --path, --header and --data, and what a right answer is"
+                    " with --expect-status, --expect-body or --expect-text"
+                ) from None
 
 
 def with_window(scale: results.Scale, window_s: float) -> results.Scale:

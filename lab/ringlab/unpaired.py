@@ -219,7 +219,7 @@ def describe(
 def differing_parameters(first: Cell, second: Cell) -> str:
     """Say in which respect two cells of one name aren't the same; nothing if they are."""
     # A rate is chosen by what the slowest arm does, and so differs from run to run.
-    names = ("connections", "size_bytes", "mode", "concurrent", "feature", "framing")
+    names = ("connections", "size_bytes", "mode", "concurrent", "feature", "framing", "request")
     for name in names:
         one, other = first.parameters.get(name), second.parameters.get(name)
         if one != other:

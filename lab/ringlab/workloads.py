@@ -143,6 +143,8 @@ class CellPlan:
     """The feature that a server of applications is started for."""
     load_words: tuple[str, ...] = ()
     """The load generator's arguments for a cell of APPLICATIONS or of LOADS: its workload, and what to send and to expect."""
+    request: str = ""
+    """The request of a service and its right answer, where these aren't the cell's own (services.Service)."""
     subject_words: tuple[str, ...] = ()
     """The arguments of a subject's program: what it measures."""
     features: tuple[str, ...] = ()
@@ -253,6 +255,7 @@ class CellPlan:
             "protocol",
             "feature",
             "workers",
+            "request",
         ):
             if getattr(self, name):
                 parameters[name] = getattr(self, name)
@@ -291,6 +294,11 @@ class CellPlan:
             "--ramp",
             f"{max(scale.ramp_s, self.ramp_s):g}",
         ]
+
+    @property
+    def has_first_client(self) -> bool:
+        """Whether an arm may be unable to do what the cell is about, so that one client comes before anything is measured."""
+        return self.workload in APPLICATIONS or bool(self.request)
 
     def first_client(self) -> list[str]:
         """Return the load generator's words for a first client, which comes and goes before a sample."""

@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -170,6 +171,82 @@ def test_revisions_are_not_compiled_into_one_folder(repository: Repository, monk
         revision = guard.check_out(repository.root, "base", name)
         guard.build(revision, build, str)
         assert (revision.worktree / "target" / "compiled").read_text() == f"{name}\n"
+
+
+START = f"sh -c 'exec {sys.executable} -IS {FAKES / 'server.py'} http --host {{host}} --port {{port}} $(cat options)'"
+
+
+class Somebodys(Repository):
+    """A repository that knows nothing of this lab: a server, and what it is started with."""
+
+    def change(self, options: str) -> str:
+        (self.root / "options").write_text(options)
+        self.git("add", "--all")
+        self.git("commit", "--quiet", "--message", options)
+        return self.git("rev-parse", "HEAD").strip()
+
+    def guard(self, *words: object, rounds: int = 4) -> Result:
+        shutil.rmtree(self.root.parent / "out", ignore_errors=True)
+        fixed = ("--repository", self.root, "--output", self.root.parent / "out", "--seconds", 0.05, "--rounds", rounds)
+        return CliRunner().invoke(cli.main, ["guard", *map(str, fixed), *map(str, words)])
+
+
+@pytest.fixture
+def somebodys(tmp_path: Path) -> Somebodys:
+    return Somebodys(tmp_path / "items")
+
+
+def test_any_repository_is_guarded(somebodys: Somebodys) -> None:
+    base = somebodys.change("--cost 1")
+    head = somebodys.change("--cost 1.2")
+    words = ("--base", base, "--start", START, "--path", "/items/7", "--expect-status", 201)
+    found = somebodys.guard(*words, "--build", "test -f options && touch built")
+    assert found.exit_code == 1, found.output
+    assert "server@head is worse than server@base in server CPU per operation: 20% more" in found.output
+    result = results.Result.read(somebodys.root.parent / "out" / "result.json")
+    (cell,) = result.cells
+    assert cell.name == "http/50/closed"
+    assert cell.parameters["request"] == "GET /items/7, to be answered with 201"
+    assert not cell.probes
+    command = result.run.command
+    assert command[command.index("--start") + 1] == START
+    assert command[command.index("--head") + 1] == head
+    assert {"--build", "--path", "--expect-status"} <= set(command) and "--targets" not in command
+    # Its own folder is left alone.
+    assert somebodys.git("status", "--porcelain") == ""
+    equal = somebodys.guard("--base", head, "--start", START)
+    assert equal.exit_code == 0, equal.output
+
+
+def test_a_server_that_does_not_start_any_more_is_told(somebodys: Somebodys) -> None:
+    base = somebodys.change("--cost 1")
+    somebodys.change("--fault no-start")
+    found = somebodys.guard("--base", base, "--start", START)
+    assert found.exit_code == 3, found.output
+    assert (
+        "server@head: the server ended with code 1 before it listened; its last line: cannot load its" in found.output
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--start", "./server"), "--start must say where the port goes that the server shall listen on"),
+        (("--start", "./server {port} {prot}"), "--start uses {prot}, which is not a placeholder here; known: {host}"),
+        (("--start", "./server {port} {"), "--start has an unbalanced brace"),
+        (("--start", "./server {port}", "bind/listen/1"), "--start starts a server, and bind/listen/1 loads none"),
+        (("--start", "./server {port}", "loops/schedule/chain"), "--start starts a server, and loops/sch"),
+        (("--start", "./server {port}", "echo/framed/1KB/1", "--path", "/x"), "sends no requests of HTTP"),
+        (("--path", "/x"), "--path describes a service: add --start"),
+    ],
+)
+def test_what_cannot_be_started_is_refused_before_the_builds(
+    words: tuple[str, ...], message: str, somebodys: Somebodys
+) -> None:
+    somebodys.change("--cost 1")
+    found = somebodys.guard("--base", "HEAD", "--build", "exit 3", *words)
+    assert found.exit_code == 2
+    assert message in found.output
 
 
 def test_trouble_of_the_machine_is_not_taken_for_slowness(

@@ -524,14 +524,30 @@ pub(crate) struct Http {
     #[arg(long, value_name = "HEADER", value_parser = parse_header)]
     pub(crate) header: Vec<String>,
 
+    /// Method of each request, except HEAD and CONNECT, whose answers have no body [default: GET, or POST with a body]
+    #[arg(long, value_name = "METHOD", value_parser = parse_method)]
+    pub(crate) method: Option<String>,
+
+    /// Body of each request [default: none]
+    #[arg(long, value_name = "TEXT", conflicts_with = "send")]
+    pub(crate) data: Option<String>,
+
     /// Send POST requests with a body of this size [default: GET, without a body]
     #[arg(long, value_name = "BYTES", default_value_t = 0, hide_default_value = true, value_parser = parse_send)]
     #[serde(rename = "send_bytes")]
     pub(crate) send: usize,
 
+    /// Status that each response must have
+    #[arg(long, value_name = "NUMBER", default_value_t = 200, value_parser = clap::value_parser!(u16).range(200..=599))]
+    pub(crate) status: u16,
+
     /// Body that each response must have
     #[arg(long, value_name = "TEXT", default_value = "Hello, World!")]
     pub(crate) body: String,
+
+    /// Text that each response's body must contain, whatever else is in it
+    #[arg(long, value_name = "TEXT", conflicts_with_all = ["body", "any_body", "http2"])]
+    pub(crate) contains: Option<String>,
 
     /// The body is this many times --body
     #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "any_body", value_parser = parse_times)]
@@ -555,7 +571,7 @@ pub(crate) struct Http {
     pub(crate) security: Security,
 
     /// Speak HTTP/2, with --pipeline streams at a time on each connection; with prior knowledge, unless with --tls. GET requests only
-    #[arg(long, conflicts_with_all = ["send", "header", "idle", "churn"])]
+    #[arg(long, conflicts_with_all = ["send", "data", "method", "status", "header", "idle", "churn"])]
     pub(crate) http2: bool,
 
     #[command(flatten)]
@@ -888,6 +904,15 @@ fn parse_path(text: &str) -> Result<String, String> {
     } else {
         Err("it must begin with / and hold neither spaces nor control characters".to_owned())
     }
+}
+
+fn parse_method(text: &str) -> Result<String, String> {
+    if matches!(text, "" | "HEAD" | "CONNECT")
+        || !text.bytes().all(|byte| byte.is_ascii_uppercase())
+    {
+        return Err("it must be in capitals, as in PUT, and neither HEAD nor CONNECT".to_owned());
+    }
+    Ok(text.to_owned())
 }
 
 fn parse_header(text: &str) -> Result<String, String> {

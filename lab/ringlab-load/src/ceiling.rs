@@ -85,9 +85,10 @@ pub(crate) fn measure(
         Protocol::Http => {
             let expected = Expected {
                 body: Some(b"Hello, World!".to_vec()),
-                fields: Vec::new(),
+                ..Expected::default()
             };
-            let requests = Requests::new("/", &process.address.to_string(), &[], 0, expected);
+            let host = process.address.to_string();
+            let requests = Requests::new(Requests::request("GET", "/", &host, &[], &[]), expected);
             run::run(&settings, interrupted, failures, || requests.clone())
         }
     }?;

@@ -24,18 +24,41 @@ const TOGETHER_BYTES: usize = 256 * 1024;
 /// Bodies of requests repeat these bytes.
 const SENT: &[u8] = b"0123456789abcdef";
 
-/// The requirements on responses, besides their status of 200.
-#[derive(Clone, Debug, Default)]
+/// The requirements on responses.
+#[derive(Clone, Debug)]
 pub(crate) struct Expected {
+    pub(crate) status: u16,
     /// The body. `None` for any.
     pub(crate) body: Option<Vec<u8>>,
+    /// Bytes that the body contains somewhere. Empty for any body.
+    pub(crate) part: Vec<u8>,
     /// Fields that each response must have: names and values.
     pub(crate) fields: Vec<(String, String)>,
+}
+
+impl Default for Expected {
+    fn default() -> Self {
+        Self {
+            status: 200,
+            body: None,
+            part: Vec::new(),
+            fields: Vec::new(),
+        }
+    }
 }
 
 impl Expected {
     /// Compares a whole body. `place` is where it came.
     pub(crate) fn check_body(&self, place: &str, body: &[u8]) -> Result<(), Failure> {
+        let part = &self.part;
+        if !part.is_empty() && !body.windows(part.len()).any(|bytes| bytes == part) {
+            let words = format!(
+                "wrong body: {place}: {} doesn't contain {}",
+                shown(body),
+                shown(part)
+            );
+            return Err(Failure::new(Kind::Mismatch, words));
+        }
         let Some(right) = &self.body else {
             return Ok(());
         };
@@ -107,16 +130,8 @@ pub(crate) struct Requests {
 }
 
 impl Requests {
-    /// Requests for `path` with additional `headers`, such as `Accept: text/html`. `host` is the value of Host, unless it is
-    /// among them. They are POST requests with a body if `sent_bytes` isn't 0.
-    pub(crate) fn new(
-        path: &str,
-        host: &str,
-        headers: &[String],
-        sent_bytes: usize,
-        expected: Expected,
-    ) -> Self {
-        let request = Self::request(path, host, headers, sent_bytes);
+    /// Repeats this request.
+    pub(crate) fn new(request: Vec<u8>, expected: Expected) -> Self {
         let together = (TOGETHER_BYTES / request.len()).clamp(1, TOGETHER);
         Self {
             request_bytes: request.len(),
@@ -128,14 +143,15 @@ impl Requests {
         }
     }
 
-    /// One such request.
+    /// A request for `path` with additional `headers`, such as `Accept: text/html`. `host` is the value of Host, unless it is
+    /// among them. `body` is empty if it has none.
     pub(crate) fn request(
+        method: &str,
         path: &str,
         host: &str,
         headers: &[String],
-        sent_bytes: usize,
+        body: &[u8],
     ) -> Vec<u8> {
-        let method = if sent_bytes > 0 { "POST" } else { "GET" };
         let mut request = format!("{method} {path} HTTP/1.1\r\n");
         let names = |header: &String| header.to_ascii_lowercase().starts_with("host:");
         if !headers.iter().any(names) {
@@ -145,13 +161,18 @@ impl Requests {
             request.push_str(header);
             request.push_str("\r\n");
         }
-        if sent_bytes > 0 {
-            let _ = write!(request, "Content-Length: {sent_bytes}\r\n");
+        if !body.is_empty() || matches!(method, "POST" | "PUT" | "PATCH") {
+            let _ = write!(request, "Content-Length: {}\r\n", body.len());
         }
         request.push_str("\r\n");
         let mut request = request.into_bytes();
-        request.extend(SENT.iter().copied().cycle().take(sent_bytes));
+        request.extend_from_slice(body);
         request
+    }
+
+    /// A body of this size.
+    pub(crate) fn filler(bytes: usize) -> Vec<u8> {
+        SENT.iter().copied().cycle().take(bytes).collect()
     }
 
     /// The same requests, one on each connection before the measurement.
@@ -174,17 +195,14 @@ impl Requests {
                 ),
             )
         })?;
-        let announced = match &parsed {
+        let (status, announced) = match &parsed {
             Progress::Head => return Ok(None),
-            Progress::Body { announced } => *announced,
-            Progress::Whole(whole) => Some(whole.body.len()),
+            Progress::Body { status, announced } => (*status, *announced),
+            Progress::Whole(whole) => (whole.status, Some(whole.body.len())),
         };
-        let status = match &parsed {
-            Progress::Whole(whole) => whole.status,
-            _ => 200,
-        };
+        let right_status = status == self.expected.status;
         // If the length is wrong, do not wait for the rest.
-        if let (Some(right), Some(announced), 200) = (&self.expected.body, announced, status)
+        if let (Some(right), Some(announced), true) = (&self.expected.body, announced, right_status)
             && right.len() != announced
         {
             let came = match &parsed {
@@ -196,11 +214,15 @@ impl Requests {
         let Progress::Whole(whole) = parsed else {
             return Ok(None);
         };
-        if status != 200 {
+        if !right_status {
+            let instead = match self.expected.status {
+                200 => String::new(),
+                expected => format!(" instead of {expected}"),
+            };
             let failure = Failure::new(
                 Kind::Status,
                 format!(
-                    "{place} was answered with status {status}: {}",
+                    "{place} was answered with status {status}{instead}: {}",
                     shown(response)
                 ),
             );
@@ -362,6 +384,7 @@ pub(crate) enum Progress {
     Head,
     /// Its head is complete. The length of its body, if it was announced.
     Body {
+        status: u16,
         announced: Option<usize>,
     },
     Whole(Whole),
@@ -449,7 +472,7 @@ fn parse_one(response: &[u8]) -> Result<Part, String> {
             last,
         }))
     };
-    let incomplete = |announced| Part::Response(Progress::Body { announced });
+    let incomplete = |announced| Part::Response(Progress::Body { status, announced });
     match status {
         // An interim response. The final one follows it (RFC 9110, section 15.2).
         100 | 102..=199 => return Ok(Part::Interim { bytes: head_bytes }),
@@ -467,7 +490,7 @@ fn parse_one(response: &[u8]) -> Result<Part, String> {
         Some(length) if length > BODY_BYTES_MAX => {
             Err(format!("its body of {length} bytes is longer than {BODY_BYTES_MAX}"))
         }
-        Some(length) if rest.len() < length => Ok(incomplete((status == 200).then_some(length))),
+        Some(length) if rest.len() < length => Ok(incomplete(Some(length))),
         Some(length) => Ok(whole(rest[..length].to_vec(), length)),
         None => Err(
             "it has neither a Content-Length nor chunks, so only the end of the connection could end it"
@@ -565,14 +588,18 @@ mod tests {
     };
     const RIGHT: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 13\r\n\r\nHello, World!";
 
+    fn get(headers: &[String]) -> Vec<u8> {
+        Requests::request("GET", "/", "1.2.3.4:5", headers, &[])
+    }
+
     fn requests() -> Requests {
-        Requests::new("/", "localhost", &[], 0, expected(b"Hello, World!"))
+        Requests::new(get(&[]), expected(b"Hello, World!"))
     }
 
     fn expected(body: &[u8]) -> Expected {
         Expected {
             body: Some(body.to_vec()),
-            fields: Vec::new(),
+            ..Expected::default()
         }
     }
 
@@ -691,10 +718,58 @@ mod tests {
     }
 
     #[test]
-    fn another_host_can_be_named() {
-        let bytes = |headers: &[String]| {
-            Requests::new("/", "1.2.3.4:5", headers, 0, Expected::default()).request_bytes
+    fn a_request_has_the_method_and_the_body_that_are_asked_for() {
+        let request = |method, body: &[u8]| {
+            let headers = ["Accept: text/plain".to_owned()];
+            String::from_utf8(Requests::request(method, "/items", "h:1", &headers, body)).unwrap()
         };
+        assert_eq!(
+            request("PUT", b"{}"),
+            "PUT /items HTTP/1.1\r\nHost: h:1\r\nAccept: text/plain\r\nContent-Length: 2\r\n\r\n{}"
+        );
+        assert!(request("POST", b"").ends_with("\r\nContent-Length: 0\r\n\r\n"));
+        assert!(!request("DELETE", b"").contains("Content-Length"));
+    }
+
+    #[test]
+    fn another_status_and_a_part_of_the_body_can_be_expected() {
+        let take = |expected: Expected, response: &[u8]| match Requests::new(get(&[]), expected)
+            .take(REQUEST, &mut Response::default(), response)
+            .map(|taken| taken.answer)
+        {
+            Ok(Answer::Complete { wrong, .. }) => wrong,
+            Ok(answer) => panic!("{answer:?}"),
+            Err(failure) => Some(failure),
+        };
+        let created = b"HTTP/1.1 201 Created\r\nContent-Length: 8\r\n\r\n{\"id\":7}";
+        let expected = |status, part: &[u8]| Expected {
+            status,
+            part: part.to_vec(),
+            ..Expected::default()
+        };
+        assert!(take(expected(201, b""), created).is_none());
+        assert!(take(expected(201, b"\"id\""), created).is_none());
+        let wrong = take(expected(201, b"name"), created).unwrap();
+        assert_eq!(wrong.kind, Kind::Mismatch);
+        assert!(wrong.message.contains("doesn't contain 'name'"), "{wrong}");
+        let wrong = take(expected(202, b""), created).unwrap();
+        assert_eq!(wrong.kind, Kind::Status);
+        assert!(
+            wrong.message.contains("status 201 instead of 202"),
+            "{wrong}"
+        );
+        let empty = b"HTTP/1.1 204 No Content\r\n\r\n";
+        assert!(take(expected(204, b""), empty).is_none());
+        assert_eq!(
+            take(expected(204, b"x"), empty).unwrap().kind,
+            Kind::Mismatch
+        );
+    }
+
+    #[test]
+    fn another_host_can_be_named() {
+        let bytes =
+            |headers: &[String]| Requests::new(get(headers), Expected::default()).request_bytes;
         let without = bytes(&[]);
         assert_eq!(without, "GET / HTTP/1.1\r\nHost: 1.2.3.4:5\r\n\r\n".len());
         let host = "host: example.org".to_owned();

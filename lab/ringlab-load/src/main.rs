@@ -164,13 +164,15 @@ fn measure_http(http: &Http, interrupted: &AtomicBool) -> anyhow::Result<Value> 
     http.security.apply(&mut settings, Some(protocol))?;
     let body = || http.body.repeat(http.times).into_bytes();
     let expected = Expected {
-        body: (!http.any_body).then(body),
+        status: http.status,
+        body: (!http.any_body && http.contains.is_none()).then(body),
+        part: http.contains.clone().unwrap_or_default().into_bytes(),
         fields: http.expect_header.clone(),
     };
     let host = &http.common.address.name;
     settings.beside = http.beside.map(|connections| Beside {
         connections,
-        request: Requests::request(&http.beside_path, host, &[], 0),
+        request: Requests::request("GET", &http.beside_path, host, &[], &[]),
     });
     let failures = Failures::default();
     if http.http2 {
@@ -189,7 +191,14 @@ fn measure_http(http: &Http, interrupted: &AtomicBool) -> anyhow::Result<Value> 
     if settings.churn {
         headers.push("Connection: close".to_owned());
     }
-    let mut requests = Requests::new(&http.path, host, &headers, http.send, expected);
+    let sent = match &http.data {
+        Some(data) => data.clone().into_bytes(),
+        None => Requests::filler(http.send),
+    };
+    let method = http.method.as_deref();
+    let method = method.unwrap_or(if sent.is_empty() { "GET" } else { "POST" });
+    let request = Requests::request(method, &http.path, host, &headers, &sent);
+    let mut requests = Requests::new(request, expected);
     if settings.idle {
         requests = requests.idle();
     }

@@ -60,6 +60,52 @@ fn a_body_is_sent_whole_and_its_answer_checked() {
     }
 }
 
+#[test]
+fn any_request_can_be_sent_and_any_answer_expected() {
+    let address = server(|mut stream, _| {
+        loop {
+            let head = String::from_utf8(head_of(&mut stream)?).unwrap();
+            assert!(head.starts_with("PUT /items/7 HTTP/1.1\r\n"));
+            assert!(head.contains("Content-Type: application/json\r\n"));
+            assert!(head.contains("Content-Length: 9\r\n"));
+            let mut body = [0; 9];
+            stream.read_exact(&mut body)?;
+            assert_eq!(&body, b"{\"n\": 1}\n");
+            stream.write_all(
+                b"HTTP/1.1 201 Created\r\nContent-Length: 14\r\n\r\n{\"state\":\"ok\"}",
+            )?;
+        }
+    });
+    let request = [
+        "--method",
+        "PUT",
+        "--path",
+        "/items/7",
+        "--data",
+        "{\"n\": 1}\n",
+    ];
+    let header = ["--header", "Content-Type: application/json"];
+    let asked = [&BRIEFLY[..], &request, &header].concat();
+    let right = ["--status", "201", "--contains", "\"state\":\"ok\""];
+    flawless("http", address, &[&asked[..], &right].concat());
+    let wrong = |words: &[&str]| result("http", address, &[&asked[..], words].concat());
+    let status = wrong(&["--any-body"]);
+    assert!(
+        status["errors"]["status"]["count"].as_u64().unwrap() > 0,
+        "{status}"
+    );
+    assert_eq!(status["operations"], 0);
+    let part = wrong(&["--status", "201", "--contains", "failed"]);
+    assert!(
+        part["errors"]["mismatch"]["first"]
+            .as_str()
+            .unwrap()
+            .contains("doesn't contain 'failed'"),
+        "{part}"
+    );
+    assert!(part["void"].is_string());
+}
+
 fn chunked_server(chunks: impl Fn(usize) -> Vec<String> + Send + Sync + 'static) -> SocketAddr {
     let number = AtomicUsize::new(0);
     server(move |mut stream, _| {
