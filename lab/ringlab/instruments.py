@@ -1,7 +1,4 @@
-"""Instruments that look into a server's processes while it is loaded: counters of events, and samples of stacks.
-
-It works on the machine of the server, wherever that is.
-"""
+"""Instruments that look into a server's processes while it is loaded: counters of events, and samples of stacks."""
 
 import contextlib
 import tempfile
@@ -10,11 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ringlab import preflight, sampling, system_calls
+from ringlab import sampling, system_calls
 from ringlab.process import SampleFailed
 
 STACKS = "stacks"
-NOT_STARTED = "the lab has not started the server"
 
 
 @dataclass(frozen=True)
@@ -24,26 +20,6 @@ class Instrument:
     tool: str
     """perf or strace, which count events; or STACKS."""
     events: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Instruments:
-    """The instruments of a machine."""
-
-    tool: str = ""
-    """The tool that counts system calls, if any."""
-    why_no_tool: str = NOT_STARTED
-    instructions: str = ""
-    """perf's event for instructions, if there is one."""
-    why_no_instructions: str = NOT_STARTED
-    why_no_stacks: str = NOT_STARTED
-
-
-def find() -> Instruments:
-    """Return what this machine has."""
-    tool, why_no_tool = preflight.system_call_tool()
-    instructions, why_no_instructions = preflight.instruction_event()
-    return Instruments(tool, why_no_tool, instructions, why_no_instructions, sampling.why_not())
 
 
 @dataclass

@@ -199,10 +199,6 @@ class Arm:
         words = [word.format_map(known) for word in shlex.split(self.commands[kind])]
         return words + [word.format_map(self.placeholders()) for word in self.arguments]
 
-    def listens_anywhere(self, kind: str) -> bool:
-        """Return whether the server of a kind can be told at which address to listen, so that other machines reach it."""
-        return "{host}" in self.commands.get(kind, "")
-
     def child_environment(self) -> dict[str, str]:
         """Return the environment of the program."""
         own = {name: self.expand(value) for name, value in self.environment.items()}

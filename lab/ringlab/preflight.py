@@ -97,13 +97,13 @@ def raise_descriptor_limit(connections: int) -> Finding:
     if soft != resource.RLIM_INFINITY and soft < needed:
         if hard != resource.RLIM_INFINITY and hard < needed:
             return Finding(
-                name="descriptors",
-                status="error",
-                text=f"{connections} connections need {needed} descriptors in one process, but the hard limit is {hard}",
-                remedy=f"`ulimit -Hn {needed}` as root, or leave out the cells with {connections} connections",
+                "descriptors",
+                "error",
+                f"{connections} connections need {needed} descriptors in one process, but the hard limit is {hard}",
+                f"`ulimit -Hn {needed}` as root, or leave out the cells with {connections} connections",
             )
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
-    return Finding(name="descriptors", status="ok", text=f"{max(soft, needed)} in one process, {needed} are needed")
+    return Finding("descriptors", "ok", f"{max(soft, needed)} in one process, {needed} are needed")
 
 
 def check_ports(connections: int) -> Finding:
@@ -112,12 +112,12 @@ def check_ports(connections: int) -> Finding:
     ports = int(high or 60999) - int(low or 32768) + 1
     if ports < connections + PORTS_SPARE:
         return Finding(
-            name="ports",
-            status="error" if ports < connections else "warning",
-            text=f"{ports} ports are available for connections, but {connections} are needed at once",
-            remedy="`sysctl -w net.ipv4.ip_local_port_range='10000 60999'`",
+            "ports",
+            "error" if ports < connections else "warning",
+            f"{ports} ports are available for connections, but {connections} are needed at once",
+            "`sysctl -w net.ipv4.ip_local_port_range='10000 60999'`",
         )
-    return Finding(name="ports", status="ok", text=f"{ports} for connections")
+    return Finding("ports", "ok", f"{ports} for connections")
 
 
 def check_backlog() -> Finding:
@@ -125,12 +125,12 @@ def check_backlog() -> Finding:
     backlog = int(read_text("/proc/sys/net/core/somaxconn") or 4096)
     if backlog < 1024:
         return Finding(
-            name="backlog",
-            status="warning",
-            text=f"the kernel limits backlogs to {backlog}: connecting many at once may fail or take a second",
-            remedy="`sysctl -w net.core.somaxconn=4096`",
+            "backlog",
+            "warning",
+            f"the kernel limits backlogs to {backlog}: connecting many at once may fail or take a second",
+            "`sysctl -w net.core.somaxconn=4096`",
         )
-    return Finding(name="backlog", status="ok", text=f"up to {backlog}")
+    return Finding("backlog", "ok", f"up to {backlog}")
 
 
 def check_cpus(placement: results.Placement) -> Finding:
@@ -138,28 +138,28 @@ def check_cpus(placement: results.Placement) -> Finding:
     usable = len(os.sched_getaffinity(0))
     if not placement.server:
         return Finding(
-            name="CPUs",
-            status="warning",
-            text=f"{usable} usable; {placement.text}: throughput and latency mean little, CPU per operation is usable",
-            remedy="allow two CPUs: `taskset`, the container's cpuset",
+            "CPUs",
+            "warning",
+            f"{usable} usable; {placement.text}: throughput and latency mean little, CPU per operation is usable",
+            "allow two CPUs: `taskset`, the container's cpuset",
         )
     status: results.FindingStatus = "warning" if "share a core" in placement.text else "ok"
-    return Finding(name="CPUs", status=status, text=f"{usable} usable; {placement.text}")
+    return Finding("CPUs", status, f"{usable} usable; {placement.text}")
 
 
 def check_governor() -> Finding:
     """Find out whether the CPUs' clock is fixed."""
     governors = {read_text(str(path)) for path in Path("/sys/devices/system/cpu").glob("cpu*/cpufreq/scaling_governor")}
     if not governors:
-        return Finding(name="governor", status="ok", text="the machine reports none (usual in virtual machines)")
+        return Finding("governor", "ok", "the machine reports none (usual in virtual machines)")
     if governors != {"performance"}:
         return Finding(
-            name="governor",
-            status="warning",
-            text=f"{', '.join(sorted(governors))}: the CPUs' clock follows the load: ratios remain valid, but single figures don't",
-            remedy="`sudo pipx run pyperf system tune`",
+            "governor",
+            "warning",
+            f"{', '.join(sorted(governors))}: the CPUs' clock follows the load: ratios remain valid, but single figures don't",
+            "`sudo pipx run pyperf system tune`",
         )
-    return Finding(name="governor", status="ok", text="performance")
+    return Finding("governor", "ok", "performance")
 
 
 def check_load() -> Finding:
@@ -167,12 +167,12 @@ def check_load() -> Finding:
     load, cpus = os.getloadavg()[0], len(os.sched_getaffinity(0))
     if load > LOAD_MAX * cpus:
         return Finding(
-            name="load",
-            status="warning",
-            text=f"load average {load:.2f} on {cpus} CPUs: other programs are running",
-            remedy="stop them (`top` shows them), or expect to need more rounds",
+            "load",
+            "warning",
+            f"load average {load:.2f} on {cpus} CPUs: other programs are running",
+            "stop them (`top` shows them), or expect to need more rounds",
         )
-    return Finding(name="load", status="ok", text=f"load average {load:.2f} on {cpus} CPUs")
+    return Finding("load", "ok", f"load average {load:.2f} on {cpus} CPUs")
 
 
 def cpu_ticks() -> tuple[int, int]:
@@ -194,12 +194,12 @@ def check_steal() -> Finding:
     share = (stolen_after - stolen) / max(1, total_after - total)
     if share > STEAL_MAX:
         return Finding(
-            name="steal",
-            status="warning",
-            text=f"the hypervisor takes {100 * share:.0f}% of the CPU time: single figures mean nothing, and ratios need more rounds",
-            remedy="measure at another time or on a machine of your own",
+            "steal",
+            "warning",
+            f"the hypervisor takes {100 * share:.0f}% of the CPU time: single figures mean nothing, and ratios need more rounds",
+            "measure at another time or on a machine of your own",
         )
-    return Finding(name="steal", status="ok", text=f"{100 * share:.1f}% of the CPU time")
+    return Finding("steal", "ok", f"{100 * share:.1f}% of the CPU time")
 
 
 def time_wait_count() -> int:
@@ -216,12 +216,12 @@ def check_time_wait() -> Finding:
     count = time_wait_count()
     if count > TIME_WAIT_MAX:
         return Finding(
-            name="TIME_WAIT",
-            status="warning",
-            text=f"{count} closed connections still hold their ports, which makes a bind up to a hundred times slower",
-            remedy="none: the bind workload waits until they are gone, a minute at most",
+            "TIME_WAIT",
+            "warning",
+            f"{count} closed connections still hold their ports, which makes a bind up to a hundred times slower",
+            "none: the bind workload waits until they are gone, a minute at most",
         )
-    return Finding(name="TIME_WAIT", status="ok", text=f"{count} closed connections hold ports")
+    return Finding("TIME_WAIT", "ok", f"{count} closed connections hold ports")
 
 
 def drain_time_wait(limit_s: float = TIME_WAIT_DRAIN_S) -> bool:
@@ -239,12 +239,12 @@ def check_io_uring() -> Finding:
     disabled = read_text("/proc/sys/kernel/io_uring_disabled")
     if disabled in ("1", "2"):
         return Finding(
-            name="io_uring",
-            status="warning",
-            text=f"kernel.io_uring_disabled is {disabled}: arms on io_uring fail or run on epoll",
-            remedy="`sysctl -w kernel.io_uring_disabled=0`",
+            "io_uring",
+            "warning",
+            f"kernel.io_uring_disabled is {disabled}: arms on io_uring fail or run on epoll",
+            "`sysctl -w kernel.io_uring_disabled=0`",
         )
-    return Finding(name="io_uring", status="ok", text="not disabled")
+    return Finding("io_uring", "ok", "not disabled")
 
 
 def check_debug() -> Finding:
@@ -255,8 +255,8 @@ def check_debug() -> Finding:
     if found:
         unset = [name for name in DEBUG_VARIABLES if os.environ.get(name)]
         remedy = f"`unset {' '.join(unset)}`" if unset else "use a release build of Python"
-        return Finding(name="debugging", status="error", text="; ".join(found), remedy=remedy)
-    return Finding(name="debugging", status="ok", text="off")
+        return Finding("debugging", "error", "; ".join(found), remedy)
+    return Finding("debugging", "ok", "off")
 
 
 def debug_build(arm: Arm) -> str:
@@ -275,42 +275,37 @@ REMEDY = "`cargo build --release -p ringlab-load`, in the folder `lab`"
 def check_generator(program: Path | None, problem: str = "") -> Finding:
     """Find out whether there is a load generator, and no debug build of it."""
     if program is None:
-        return Finding(name="load generator", status="error", text=problem, remedy=REMEDY)
+        return Finding("load generator", "error", problem, REMEDY)
     try:
         version = generator.version(program)
     except generator.GeneratorMissing as error:
-        return Finding(name="load generator", status="error", text=str(error), remedy=REMEDY)
+        return Finding("load generator", "error", str(error), REMEDY)
     if "debug" in version or program.parent.name == "debug":
         return Finding(
-            name="load generator",
-            status="error",
-            text=f"{program} is a debug build, whose ceiling is far too low",
-            remedy=f"{REMEDY}, and unset RINGLAB_LOAD",
+            "load generator",
+            "error",
+            f"{program} is a debug build, whose ceiling is far too low",
+            f"{REMEDY}, and unset RINGLAB_LOAD",
         )
-    return Finding(name="load generator", status="ok", text=f"{version}, {program}")
+    return Finding("load generator", "ok", f"{version}, {program}")
 
 
 def check_loopback() -> Finding:
     """Find out whether connections over loopback work at all."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname(), 2):
-            return Finding(name="loopback", status="ok", text="connects")
+            return Finding("loopback", "ok", "connects")
     except OSError as error:
-        return Finding(
-            name="loopback", status="error", text=f"cannot connect to 127.0.0.1: {error}", remedy="`ip link set lo up`"
-        )
+        return Finding("loopback", "error", f"cannot connect to 127.0.0.1: {error}", "`ip link set lo up`")
 
 
 def check_system_call_tool() -> Finding:
     """Find out with which tool system calls can be counted."""
     tool, why = system_call_tool()
     if tool:
-        return Finding(name="system calls", status="ok", text=f"counted by {tool}")
+        return Finding("system calls", "ok", f"counted by {tool}")
     return Finding(
-        name="system calls",
-        status="warning",
-        text=f"can't be counted: {why}",
-        remedy="`apt-get install strace` (or `linux-perf`, as root)",
+        "system calls", "warning", f"can't be counted: {why}", "`apt-get install strace` (or `linux-perf`, as root)"
     )
 
 
@@ -353,12 +348,12 @@ def check_instructions() -> Finding:
     """Find out whether instructions can be counted."""
     event, why = instruction_event()
     if event:
-        return Finding(name="instructions", status="ok", text=f"counted by perf ({event})")
+        return Finding("instructions", "ok", f"counted by perf ({event})")
     return Finding(
-        name="instructions",
-        status="ok" if "no counters" in why else "warning",
-        text=f"can't be counted: {why}",
-        remedy="`apt-get install linux-perf`, and `sysctl -w kernel.perf_event_paranoid=2`",
+        "instructions",
+        "ok" if "no counters" in why else "warning",
+        f"can't be counted: {why}",
+        "`apt-get install linux-perf`, and `sysctl -w kernel.perf_event_paranoid=2`",
     )
 
 

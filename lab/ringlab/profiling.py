@@ -14,7 +14,7 @@ from pathlib import Path
 
 from markupsafe import escape
 
-from ringlab import figures, instruments, manifest, results, runner, workloads
+from ringlab import figures, instruments, manifest, results, runner, sampling, workloads
 from ringlab.process import SampleFailed, SampleVoid
 
 FOLDER = "profiles"
@@ -104,9 +104,8 @@ def folded(stacks: Mapping[tuple[str, ...], int]) -> str:
 
 def profile(race: runner.Race, folder: Path) -> tuple[list[Path], list[str]]:
     """Draw a flame graph of each server in each cell that was measured; return the files, and what could not be drawn."""
-    found = instruments.find()
-    if found.why_no_stacks:
-        return [], [found.why_no_stacks]
+    if why_not := sampling.why_not():
+        return [], [why_not]
     written: list[Path] = []
     problems: list[str] = []
     folder.mkdir(parents=True, exist_ok=True)

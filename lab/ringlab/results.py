@@ -37,7 +37,7 @@ class ResultError(Refused):
     """A file can't be read as a result; the message says why, and what to do."""
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Finding:
     """A finding of preflight about the machine, in one respect."""
 

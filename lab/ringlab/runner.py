@@ -647,10 +647,10 @@ class Race:
         contestants = [arm for arm in contestants if cell.measured(arm.name)]
         if not contestants:
             return
-        found = instruments.find()
-        tool, instructions = found.tool, found.instructions
+        tool, why_no_tool = preflight.system_call_tool()
+        instructions, why_no_instructions = preflight.instruction_event()
         if not instructions:
-            self.note(f"instructions weren't counted: {found.why_no_instructions}")
+            self.note(f"instructions weren't counted: {why_no_instructions}")
         # perf counts both at once; what strace slows isn't counted otherwise.
         together = (system_calls.SYSTEM_CALLS, instructions) if tool == "perf" and instructions else ()
 
@@ -663,7 +663,7 @@ class Race:
             ], operations
 
         for arm in contestants:
-            record = results.SystemCalls(arm=arm.name, tool=tool, text="" if tool else found.why_no_tool)
+            record = results.SystemCalls(arm=arm.name, tool=tool, text="" if tool else why_no_tool)
             try:
                 if tool:
                     self.progress.step(f"{plan.name}: system calls of {arm.name}")

@@ -67,18 +67,8 @@ class Sampler:
 
     def start(self) -> None:
         """Begin to sample."""
-        words = [
-            "perf",
-            "record",
-            "-q",
-            "-F",
-            str(FREQUENCY),
-            "-g",
-            "-p",
-            ",".join(map(str, self.pids)),
-            "-o",
-            str(self.data),
-        ]
+        words = ["perf", "record", "-q", "-F", str(FREQUENCY), "-g", "-o", str(self.data)]
+        words += ["-p", ",".join(map(str, self.pids))]
         self.recorder = subprocess.Popen(
             words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
         )

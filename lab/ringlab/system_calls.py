@@ -96,19 +96,8 @@ class Counter:
         if self.tool != "perf":
             return
         if event["event"] == "window_start":
-            words = [
-                "perf",
-                "stat",
-                "-x",
-                ",",
-                "-I",
-                str(INTERVAL_MS),
-                "-e",
-                ",".join(self.events),
-                "-o",
-                self.output.name,
-            ]
-            self.start([*words, "-p", ",".join(self.pids)])
+            words = ["perf", "stat", "-x", ",", "-I", str(INTERVAL_MS), "-o", self.output.name]
+            self.start([*words, "-e", ",".join(self.events), "-p", ",".join(self.pids)])
         elif event["event"] == "window_end":
             self.end()
 
