@@ -12,7 +12,9 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ringloop_driver::{BackendChoice, Config, Driver, Event, Interest, Mode, Op, SharedFd, Token};
+use ringloop_driver::{
+    BackendChoice, Buffer, Config, Driver, Event, Interest, Mode, Op, SharedFd, Token,
+};
 
 const CONNECTIONS: usize = 50;
 const HOT_BUFFER: usize = 256 * 1024;
@@ -304,7 +306,7 @@ fn serve_by_operation(choice: BackendChoice, streams: Vec<TcpStream>) {
         let fd = unsafe { SharedFd::borrow_raw(fd) };
         Op::Read {
             fd,
-            buffer,
+            buffer: Buffer::new(buffer),
             offset: None,
         }
     };
@@ -340,6 +342,7 @@ fn serve_by_operation(choice: BackendChoice, streams: Vec<TcpStream>) {
                 open -= 1;
                 continue;
             }
+            let buffer: Vec<u8> = buffer.into_owner().unwrap();
             connections.get_mut(&fd.as_raw_fd()).unwrap().echo(&buffer);
             driver.submit(receive(fd.as_raw_fd(), buffer)).unwrap();
         }

@@ -1,11 +1,12 @@
-//! Bytes that are sent from where they are.
+//! Bytes that are sent or written from where they are.
 
 #![allow(unsafe_code)]
 
+use std::any::Any;
 use std::fmt;
-use std::mem;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
+
+use crate::owner::Owner;
 
 /// Bytes, with their owner, at a stable address.
 ///
@@ -17,12 +18,17 @@ use std::ptr::NonNull;
 ///
 /// let bytes = Bytes::new(vec![1, 2, 3]);
 /// assert_eq!(bytes.as_slice(), [1, 2, 3]);
+/// assert_eq!(bytes.into_owner::<Vec<u8>>().unwrap(), [1, 2, 3]);
 /// ```
 pub struct Bytes {
-    /// From a box.
-    owner: NonNull<dyn AsRef<[u8]> + Send>,
+    owner: Owner<dyn Readable>,
     slice: NonNull<[u8]>,
 }
+
+/// An owner of bytes.
+trait Readable: AsRef<[u8]> + Any + Send {}
+
+impl<T: AsRef<[u8]> + Any + Send> Readable for T {}
 
 // SAFETY: the owner is Send, and nobody but this value has access to it. The bytes are only read.
 unsafe impl Send for Bytes {}
@@ -30,16 +36,11 @@ unsafe impl Send for Bytes {}
 impl Bytes {
     /// The bytes of `owner`, which is dropped with this value.
     pub fn new(owner: impl AsRef<[u8]> + Send + 'static) -> Bytes {
-        let owner: Box<dyn AsRef<[u8]> + Send> = Box::new(owner);
-        // SAFETY: a box's pointer is never null.
-        let owner = unsafe { NonNull::new_unchecked(Box::into_raw(owner)) };
-        let mut bytes = Bytes {
-            owner,
-            slice: NonNull::from(&[]),
-        };
-        // If this panics, the owner is dropped. SAFETY: the pointer is from a box that only this value has.
-        bytes.slice = NonNull::from(unsafe { bytes.owner.as_ref() }.as_ref());
-        bytes
+        let owner: Box<dyn Readable> = Box::new(owner);
+        // If it panics when it is asked, it is dropped.
+        let owner = Owner::new(owner);
+        let slice = NonNull::from(owner.get().as_ref());
+        Bytes { owner, slice }
     }
 
     /// The bytes.
@@ -48,18 +49,18 @@ impl Bytes {
         // long as this value.
         unsafe { self.slice.as_ref() }
     }
-}
 
-impl Drop for Bytes {
-    fn drop(&mut self) {
-        // SAFETY: the pointer came from Box::into_raw, and nobody else frees it.
-        let owner = unsafe { Box::from_raw(self.owner.as_ptr()) };
-        // The payload of a panic may have a destructor that panics. What that gives is leaked: it might do the same.
-        if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(owner)))
-            && let Err(next) = catch_unwind(AssertUnwindSafe(|| drop(payload)))
-        {
-            mem::forget(next);
+    /// Returns the owner.
+    ///
+    /// # Errors
+    /// Returns the bytes if their owner is not a `T`.
+    pub fn into_owner<T: 'static>(self) -> Result<T, Bytes> {
+        let owner: &dyn Any = self.owner.get();
+        if !owner.is::<T>() {
+            return Err(self);
         }
+        let owner: Box<dyn Any> = self.owner.into_box();
+        Ok(*owner.downcast().expect("its type was asked for"))
     }
 }
 
@@ -73,6 +74,7 @@ impl fmt::Debug for Bytes {
 mod tests {
     use super::*;
 
+    use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -112,5 +114,16 @@ mod tests {
         let owner = Fickle([0; 3], Arc::clone(&calls));
         assert!(catch_unwind(AssertUnwindSafe(|| Bytes::new(owner))).is_err());
         assert_eq!(calls.load(Ordering::Relaxed), 102);
+    }
+
+    #[test]
+    fn an_owner_comes_back_only_as_what_it_is() {
+        // The bytes are in the owner itself.
+        let bytes = Bytes::new([7_u8; 3]);
+        let bytes = bytes.into_owner::<Vec<u8>>().unwrap_err();
+        assert_eq!(bytes.as_slice(), [7; 3]);
+        assert_eq!(bytes.into_owner::<[u8; 3]>().unwrap(), [7; 3]);
+        let boxed = Bytes::new(Box::<[u8]>::from([1, 2]));
+        assert_eq!(*boxed.into_owner::<Box<[u8]>>().unwrap(), [1, 2]);
     }
 }

@@ -40,15 +40,13 @@ pub(crate) fn try_now(operation: &mut Operation, earlier: &mut Vec<i32>) -> Atte
         Op::Read { fd, .. } | Op::Write { fd, .. } if fd.nature().is_storage => {
             return Attempt::Offload;
         }
-        Op::Read { fd, buffer, offset } => {
-            read(fd.as_raw_fd(), buffer.spare_capacity_mut(), *offset)
-        }
+        Op::Read { fd, buffer, offset } => read(fd.as_raw_fd(), buffer.room_mut(), *offset),
         Op::Write {
             fd,
-            buffer,
+            bytes,
             start,
             offset,
-        } => write(fd.as_raw_fd(), &buffer[*start..], *offset),
+        } => write(fd.as_raw_fd(), &bytes.as_slice()[*start..], *offset),
         Op::Fsync { .. }
         | Op::OpenAt { .. }
         | Op::Statx { .. }
@@ -122,18 +120,20 @@ pub(crate) fn perform(parked: &mut Parked) -> i32 {
 fn attempt(operation: &mut Operation) -> i32 {
     let open_flags = operation.open_flags();
     let result = match &mut operation.op {
-        Op::Read { fd, buffer, offset } => sys::read(
+        Op::Read { fd, buffer, offset } => {
+            sys::read(fd.as_raw_fd(), buffer.room_mut(), *offset, Waiting::Allowed)
+        }
+        Op::Write {
+            fd,
+            bytes,
+            start,
+            offset,
+        } => sys::write(
             fd.as_raw_fd(),
-            buffer.spare_capacity_mut(),
+            &bytes.as_slice()[*start..],
             *offset,
             Waiting::Allowed,
         ),
-        Op::Write {
-            fd,
-            buffer,
-            start,
-            offset,
-        } => sys::write(fd.as_raw_fd(), &buffer[*start..], *offset, Waiting::Allowed),
         Op::Fsync { fd, data_only } => sys::fsync(fd.as_raw_fd(), *data_only).map(|()| 0),
         Op::OpenAt {
             directory,

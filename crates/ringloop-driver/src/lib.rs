@@ -83,6 +83,7 @@ struct Readme;
 
 pub mod affinity;
 mod backend;
+mod buffer;
 mod bytes;
 mod config;
 mod contract;
@@ -91,6 +92,7 @@ mod epoll;
 mod event;
 mod file_status;
 mod op;
+mod owner;
 mod parked;
 #[cfg(feature = "test-util")]
 mod plan;
@@ -113,6 +115,7 @@ use std::io;
 use std::os::fd::{OwnedFd, RawFd};
 use std::time::Duration;
 
+pub use buffer::{Buffer, Room};
 pub use bytes::Bytes;
 pub use config::{
     BACKEND_VARIABLE, BackendChoice, BackendKind, Config, Refused, SLOTS_MAX, UnknownBackend,

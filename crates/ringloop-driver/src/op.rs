@@ -8,14 +8,12 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
+use crate::buffer::Buffer;
 use crate::bytes::Bytes;
 use crate::file_status::FileStatus;
 use crate::shared_fd::SharedFd;
 
 /// An operation. Its [`Event`](crate::Event) carries the result.
-///
-/// Data that is read is appended to a buffer: it is written to the vector's spare capacity, and the length grows by the
-/// result.
 ///
 /// What sockets need beyond this is system calls that do not wait, made when a watch reports.
 ///
@@ -40,12 +38,12 @@ pub enum Op {
         /// would wait fails with `EAGAIN`.
         flags: i32,
     },
-    /// Reads from a file, a pipe or a device into spare capacity. The result is the number of bytes, 0 at the end.
+    /// Reads from a file, a pipe or a device. The result is the number of bytes, 0 at the end.
     Read {
         /// The file.
         fd: SharedFd,
-        /// Where the bytes are appended. Must have spare capacity.
-        buffer: Vec<u8>,
+        /// Where the bytes go. Must have room.
+        buffer: Buffer,
         /// The offset in the file, in bytes, up to `i64::MAX`. Fails with `ESPIPE` if the file has no offsets (pipes,
         /// sockets, terminals).
         ///
@@ -53,13 +51,13 @@ pub enum Op {
         /// with a position](SharedFd::has_position): `io_uring` does not update it if a transfer is cut short.
         offset: Option<u64>,
     },
-    /// Writes `buffer[start..]` to a file, a pipe or a device. The result is the number of bytes, which may be fewer.
+    /// Writes `bytes[start..]` to a file, a pipe or a device. The result is the number of bytes, which may be fewer.
     Write {
         /// The file.
         fd: SharedFd,
-        /// The bytes to write.
-        buffer: Vec<u8>,
-        /// Where in the buffer to begin, in bytes.
+        /// The bytes to write. They must not change until the end of the operation.
+        bytes: Bytes,
+        /// Where in them to begin.
         start: usize,
         /// The offset in the file, as for [`Read`](Op::Read).
         offset: Option<u64>,
@@ -168,11 +166,11 @@ impl Op {
     /// Refuses mistakes. With an empty buffer, for instance, a result of 0 would look like the end of a stream.
     pub(crate) fn check(&self) -> io::Result<()> {
         let mistake = match self {
-            Op::Read { buffer, .. } if buffer.capacity() == buffer.len() => {
-                "the buffer to read into has no spare capacity: reserve some"
+            Op::Read { buffer, .. } if buffer.room() == 0 => {
+                "the buffer to read into has no room: reserve some"
             }
-            Op::Write { buffer, start, .. } if *start > buffer.len() => {
-                "the start is beyond the end of the buffer"
+            Op::Write { bytes, start, .. } if *start > bytes.as_slice().len() => {
+                "the start is beyond the end of the bytes"
             }
             Op::Read { offset, .. } | Op::Write { offset, .. }
                 if offset.is_some_and(|offset| i64::try_from(offset).is_err()) =>
@@ -235,16 +233,6 @@ impl Op {
     }
 }
 
-/// Shows how long a buffer is, and how much it can hold.
-struct Lengths<'a>(&'a Vec<u8>);
-
-impl fmt::Debug for Lengths<'_> {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (length, capacity) = (self.0.len(), self.0.capacity());
-        write!(formatter, "[{length} of {capacity} bytes]")
-    }
-}
-
 /// Shows the fields of an operation.
 macro_rules! show {
     ($formatter:expr, $name:literal, $($field:ident),*) => {
@@ -258,19 +246,13 @@ impl fmt::Debug for Op {
             Op::SendZeroCopy { fd, bytes, flags } => {
                 show!(formatter, "SendZeroCopy", fd, bytes, flags)
             }
-            Op::Read { fd, buffer, offset } => {
-                let buffer = Lengths(buffer);
-                show!(formatter, "Read", fd, buffer, offset)
-            }
+            Op::Read { fd, buffer, offset } => show!(formatter, "Read", fd, buffer, offset),
             Op::Write {
                 fd,
-                buffer,
+                bytes,
                 start,
                 offset,
-            } => {
-                let buffer = Lengths(buffer);
-                show!(formatter, "Write", fd, buffer, start, offset)
-            }
+            } => show!(formatter, "Write", fd, bytes, start, offset),
             Op::Fsync { fd, data_only } => show!(formatter, "Fsync", fd, data_only),
             Op::OpenAt {
                 directory,
@@ -382,22 +364,25 @@ mod tests {
     fn what_is_sent_and_received_is_not_written_to_logs() {
         let (fd, _) = std::os::unix::net::UnixStream::pair().unwrap();
         let fd = SharedFd::new(fd);
-        let secret = || b"secret".to_vec();
-        for op in [
-            Op::Read {
-                fd: fd.clone(),
-                buffer: secret(),
-                offset: None,
-            },
-            Op::Write {
-                fd: fd.clone(),
-                buffer: secret(),
-                start: 0,
-                offset: None,
-            },
-        ] {
+        let mut buffer = Buffer::new(Vec::with_capacity(6));
+        for (room, byte) in buffer.room_mut().iter_mut().zip(b"secret") {
+            room.write(*byte);
+        }
+        buffer.fill(6);
+        let read = Op::Read {
+            fd: fd.clone(),
+            buffer,
+            offset: None,
+        };
+        let write = Op::Write {
+            fd: fd.clone(),
+            bytes: Bytes::new("secret"),
+            start: 0,
+            offset: None,
+        };
+        for (op, expected) in [(read, "buffer: Buffer(6 of 6)"), (write, "bytes: Bytes(6)")] {
             let text = format!("{op:?}");
-            assert!(text.contains("buffer: [6 of 6 bytes]"), "{text}");
+            assert!(text.contains(expected), "{text}");
         }
         let number = fd.as_raw_fd();
         let bytes = Op::SendZeroCopy {
@@ -416,7 +401,7 @@ mod tests {
         let fd = SharedFd::new(fd);
         let read = |room| Op::Read {
             fd: fd.clone(),
-            buffer: Vec::with_capacity(room),
+            buffer: Buffer::new(Vec::with_capacity(room)),
             offset: None,
         };
         let error = read(0).check().unwrap_err();
@@ -424,7 +409,7 @@ mod tests {
         assert!(read(1).check().is_ok());
         let write = Op::Write {
             fd: fd.clone(),
-            buffer: vec![0],
+            bytes: Bytes::new([0]),
             start: 2,
             offset: None,
         };

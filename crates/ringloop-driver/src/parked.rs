@@ -140,7 +140,7 @@ impl Operation {
             Op::Close { fd } => return drop(fd.take()),
             _ => return,
         };
-        buffer.spare_capacity_mut().fill(mem::MaybeUninit::new(0));
+        buffer.room_mut().fill(mem::MaybeUninit::new(0));
     }
 
     /// Updates the user's part with what the kernel has written, after the last completion.
@@ -153,14 +153,7 @@ impl Operation {
             return;
         };
         if let Op::Read { buffer, .. } = &mut self.op {
-            grow(buffer, count);
+            buffer.fill(count);
         }
     }
-}
-
-/// Grows the buffer's length by `count`, at most to its capacity.
-fn grow(buffer: &mut Vec<u8>, count: usize) {
-    let length = buffer.len().saturating_add(count).min(buffer.capacity());
-    // SAFETY: the length is within the capacity. The kernel has filled the bytes that it counts.
-    unsafe { buffer.set_len(length) };
 }

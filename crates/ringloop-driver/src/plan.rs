@@ -116,7 +116,7 @@ fn in_part(
     }
     Some(match &mut operation.op {
         Op::Read { fd, buffer, offset } => {
-            let room = buffer.spare_capacity_mut();
+            let room = buffer.room_mut();
             let part = room.len().min(bytes_max);
             let (number, room) = (fd.as_raw_fd(), &mut room[..part]);
             if fd.nature().is_storage {
@@ -127,11 +127,11 @@ fn in_part(
         }
         Op::Write {
             fd,
-            buffer,
+            bytes,
             start,
             offset,
         } => {
-            let rest = &buffer[*start..];
+            let rest = &bytes.as_slice()[*start..];
             let part = &rest[..rest.len().min(bytes_max)];
             if fd.nature().is_storage {
                 sys::write(fd.as_raw_fd(), part, *offset, Waiting::Allowed)

@@ -610,7 +610,7 @@ mod tests {
         for fd in [file, stream] {
             let write = Op::Write {
                 fd,
-                buffer: vec![0],
+                bytes: Bytes::new([0]),
                 start: 0,
                 offset: None,
             };

@@ -664,6 +664,7 @@ mod tests {
     use std::os::fd::AsRawFd;
 
     use super::*;
+    use crate::buffer::Buffer;
     use crate::bytes::Bytes;
     use crate::op::SENT_BY_COPY;
     use crate::shared_fd::SharedFd;
@@ -707,7 +708,7 @@ mod tests {
             assert_eq!(next_events(&mut uring)[0].token, watch);
             let receive = || Op::Read {
                 fd: server.clone(),
-                buffer: Vec::with_capacity(2),
+                buffer: Buffer::new(Vec::with_capacity(2)),
                 offset: None,
             };
             let received = uring.submit(receive()).unwrap();

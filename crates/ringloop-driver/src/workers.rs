@@ -137,11 +137,15 @@ impl Drop for Workers {
     fn drop(&mut self) {
         let mut queue = self.shared.lock();
         queue.closed = true;
-        queue.jobs.clear();
-        for (_, parked, result) in queue.done.drain(..) {
+        let jobs = std::mem::take(&mut queue.jobs);
+        let done = std::mem::take(&mut queue.done);
+        self.shared.changed.notify_all();
+        // Their buffers may be of the user's types, whose destructors may do anything.
+        drop(queue);
+        drop(jobs);
+        for (_, parked, result) in done {
             discard(parked, result);
         }
-        self.shared.changed.notify_all();
     }
 }
 
@@ -160,7 +164,9 @@ fn work(shared: &Shared) {
                 shared.finished.notify_all();
             }
             if queue.closed {
+                drop(queue);
                 discard(parked, result);
+                queue = shared.lock();
             } else {
                 queue.done.push((token, parked, result));
                 shared.waker.wake();

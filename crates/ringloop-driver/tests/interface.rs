@@ -1,8 +1,8 @@
 //! Which threads may have what: traits that hold by accident, or that soundness depends on.
 
 use ringloop_driver::{
-    Bytes, Driver, Event, FileStatus, Op, Registration, Registry, SharedFd, SubmitError, Token,
-    Waker,
+    Buffer, Bytes, Driver, Event, FileStatus, Op, Registration, Registry, SharedFd, SubmitError,
+    Token, Waker,
 };
 
 /// Whether a type has a trait.
@@ -37,7 +37,7 @@ fn what_threads_pass_on_is_send() {
             assert!(has!($type: $bound), stringify!($type));
         )*};
     }
-    check!(Send: Op SubmitError Bytes SharedFd Event Token FileStatus);
+    check!(Send: Op SubmitError Buffer Bytes SharedFd Event Token FileStatus);
     check!(Send: Waker Registry Registration);
     check!(Sync: Waker Registry Registration SharedFd Event Token FileStatus);
 }

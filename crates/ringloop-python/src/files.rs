@@ -17,7 +17,7 @@ use std::ptr;
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::{PyTraverseError, PyVisit};
-use ringloop_driver::{Event, FileStatus, Op, SharedFd, Token};
+use ringloop_driver::{Buffer, Bytes, Event, FileStatus, Op, SharedFd, Token};
 
 use crate::buffers;
 use crate::cell::GilCell;
@@ -114,7 +114,7 @@ pub(crate) fn read<'py>(
     }
     let op = Op::Read {
         fd: lent(fd),
-        buffer,
+        buffer: Buffer::new(buffer),
         offset,
     };
     submit(event_loop, op, callback)
@@ -130,7 +130,9 @@ pub(crate) fn write<'py>(
 ) -> PyResult<Bound<'py, FileOperation>> {
     let op = Op::Write {
         fd: lent(fd),
-        buffer: buffers::with_bytes(data, |bytes| buffers::copy(data.py(), bytes))?,
+        bytes: Bytes::new(buffers::with_bytes(data, |bytes| {
+            buffers::copy(data.py(), bytes)
+        })?),
         start: 0,
         offset,
     };
@@ -304,7 +306,10 @@ pub(crate) fn complete(py: Python<'_>, this: &Loop, event: &Event) -> Option<Rea
         None => (None, None),
     };
     let outcome = match (event.io_result(), op) {
-        (Ok(_), Some(Op::Read { buffer, .. })) => Outcome::Bytes(buffer),
+        (Ok(_), Some(Op::Read { buffer, .. })) => match buffer.into_owner() {
+            Ok(bytes) => Outcome::Bytes(bytes),
+            Err(_) => Outcome::Failed(libc::EIO),
+        },
         (Ok(_), Some(Op::Statx { status, .. })) => Outcome::Status(status),
         (Ok(_), Some(Op::OpenAt { .. })) => match opened {
             Some(file) => Outcome::Opened(file),

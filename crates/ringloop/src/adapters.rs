@@ -1,4 +1,4 @@
-//! The I/O traits of other libraries, implemented for this crate's connections. Behind the features `futures-io`,
+//! The I/O traits of other libraries, implemented for this crate's connections and files. Behind the features `futures-io`,
 //! `tokio` and `hyper`.
 
 use std::io::{self, IoSlice};
@@ -176,6 +176,47 @@ macro_rules! write_to_pipe {
             /// Does nothing: a pipe ends when its end is dropped.
             fn $close(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
                 Poll::Ready(Ok(()))
+            }
+        }
+    };
+}
+
+/// Implements a writing trait for a file.
+#[cfg(any(feature = "futures-io", feature = "tokio"))]
+macro_rules! write_to_file {
+    ($type:ident: $trait:path, $close:ident $(, $is_write_vectored:ident)?) => {
+        impl $trait for $type {
+            fn poll_write(
+                self: Pin<&mut Self>,
+                context: &mut Context<'_>,
+                bytes: &[u8],
+            ) -> Poll<io::Result<usize>> {
+                self.get_mut()
+                    .poll_write_pieces(context, &[IoSlice::new(bytes)])
+            }
+
+            fn poll_write_vectored(
+                self: Pin<&mut Self>,
+                context: &mut Context<'_>,
+                pieces: &[IoSlice<'_>],
+            ) -> Poll<io::Result<usize>> {
+                self.get_mut().poll_write_pieces(context, pieces)
+            }
+
+            $(fn $is_write_vectored(&self) -> bool {
+                true
+            })?
+
+            fn poll_flush(
+                self: Pin<&mut Self>,
+                context: &mut Context<'_>,
+            ) -> Poll<io::Result<()>> {
+                $type::poll_flush(self.get_mut(), context)
+            }
+
+            /// Writes what is left. The file is closed when it is dropped.
+            fn $close(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+                $type::poll_flush(self.get_mut(), context)
             }
         }
     };

@@ -2,13 +2,13 @@
 //!
 //! Opening, reading, writing, metadata, renaming, removing and creating directories are operations of the driver: `io_uring`
 //! performs them, or, with epoll, a few threads of the driver, after an attempt that does not wait for the disk. Buffers are
-//! passed by value and come back with the result. Functions that say so use the [pool of threads](crate::blocking).
+//! passed by value and come back with the result, see [`File`]. Functions that say so use the [pool of threads](crate::blocking).
 //!
 //! Dropping a future asks its operation to stop; it may still happen. The kernel keeps the buffer and the file until
 //! the operation is over, so that neither is reused before.
 //!
 //! A future is polled in the runtime in which it began. In another one, or when its runtime has ended, it fails, and its
-//! buffer comes back with the error. If the kernel still uses it after a second, an empty one comes back.
+//! buffer comes back with the error. If the kernel still uses it after a second, the future panics.
 //!
 //! # Panics
 //!
@@ -33,12 +33,14 @@
 //! # }
 //! ```
 
+mod aligned;
 mod directory;
 mod file;
 mod metadata;
 mod open_options;
 mod paths;
 mod storage;
+mod stream;
 
 use std::ffi::CString;
 use std::io;
@@ -48,6 +50,7 @@ use std::path::Path;
 use ringloop_driver::Op;
 
 use crate::source::Operation;
+pub use aligned::AlignedBuf;
 pub use directory::{DirEntry, ReadDir, read_dir};
 pub use file::File;
 pub use metadata::Metadata;
@@ -56,6 +59,7 @@ pub use paths::{
     canonicalize, copy, create_dir, create_dir_all, hard_link, read_link, remove_dir,
     remove_dir_all, remove_file, rename, set_permissions, symlink, try_exists,
 };
+pub use stream::FileStream;
 
 /// Reads a whole file.
 ///

@@ -54,7 +54,7 @@
 //! | `hyper` | the module `hyper`: HTTP servers and clients, and hyper's `Read` and `Write` for connections |
 //! | `quinn` | the module `quinn`: a runtime for quinn, which does QUIC |
 //! | `tls` | the module `tls`: TLS connections with rustls, and TLS servers |
-//! | `tokio` | tokio's `AsyncRead` and `AsyncWrite` for connections, their halves and the pipes of children, without tokio's runtime |
+//! | `tokio` | tokio's `AsyncRead` and `AsyncWrite` for connections, their halves, the pipes of children and streams of files (also `AsyncSeek`), without tokio's runtime |
 //! | `tokio-rt` | the module `tokio`: libraries that need tokio's runtime, beside a worker |
 //! | `futures-io` | the same for the traits of `futures-io` |
 //! | `opentelemetry` | `metrics::observe`: instruments for the metrics of workers |
@@ -77,6 +77,7 @@ mod adapters;
 mod async_fd;
 pub mod blocking;
 mod budget;
+mod buffer;
 pub mod channel;
 mod drain;
 #[cfg(all(test, feature = "test-util"))]

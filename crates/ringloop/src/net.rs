@@ -7,7 +7,6 @@
 mod accept;
 mod address;
 mod buf_reader;
-pub(crate) mod buffer;
 mod connect;
 mod datagram;
 mod family;
@@ -20,10 +19,10 @@ mod tcp_socket;
 mod udp;
 mod unix;
 
+pub use crate::buffer::ReadBuffer;
 pub use crate::source::Closed;
 pub use address::{ToAddresses, resolve};
 pub use buf_reader::{BufReader, Lines, ReadStream};
-pub use buffer::ReadBuffer;
 pub use connect::TcpConnectOptions;
 pub use halves::{OwnedReadHalf, OwnedWriteHalf, ReuniteError};
 pub use stream::Stream;

@@ -11,8 +11,8 @@ use std::task::{Context, Poll, ready};
 use bytes::Buf;
 use ringloop_driver::Interest;
 
+use crate::buffer::{read_to_end, spare};
 use crate::net::ReadBuffer;
-use crate::net::buffer::{read_to_end, spare};
 use crate::source::{Seat, Source};
 use crate::sys::transfer;
 

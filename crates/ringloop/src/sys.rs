@@ -164,11 +164,11 @@ pub(crate) fn eventfd() -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
-/// Whether all writes to an open file go to its end (`O_APPEND`), see `fcntl(2)`.
-pub(crate) fn appends(descriptor: BorrowedFd<'_>) -> bool {
+/// The flags of an open file, see `fcntl(2)`; 0 if they are not known.
+pub(crate) fn status_flags(descriptor: BorrowedFd<'_>) -> i32 {
     // SAFETY: F_GETFL accesses no memory and changes nothing.
     let flags = unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_GETFL) };
-    flags >= 0 && flags & libc::O_APPEND != 0
+    flags.max(0)
 }
 
 /// Reserves storage for part of a file, see `fallocate(2)`. May block.

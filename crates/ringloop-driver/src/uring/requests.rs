@@ -74,18 +74,18 @@ pub(super) fn operation(operation: &mut Operation) -> squeue::Entry {
             send_zero_copy(number(fd), bytes, *flags, operation.copies)
         }
         Op::Read { fd, buffer, offset } => {
-            let spare = buffer.spare_capacity_mut();
-            opcode::Read::new(number(fd), spare.as_mut_ptr().cast(), length(spare.len()))
+            let room = buffer.room_mut();
+            opcode::Read::new(number(fd), room.as_mut_ptr().cast(), length(room.len()))
                 .offset(offset.unwrap_or(u64::MAX))
                 .build()
         }
         Op::Write {
             fd,
-            buffer,
+            bytes,
             start,
             offset,
         } => {
-            let rest = &buffer[*start..];
+            let rest = &bytes.as_slice()[*start..];
             opcode::Write::new(number(fd), rest.as_ptr(), length(rest.len()))
                 .offset(offset.unwrap_or(u64::MAX))
                 .build()

@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
-use ringloop_driver::{Bytes, Driver, Op, SharedFd, Token};
+use ringloop_driver::{Buffer, Bytes, Driver, Op, SharedFd, Token};
 
 use crate::support::{
     PATIENCE, all_events, errno, event_of, fill, finish, lend, on_both_backends, own, pair, pipe,
@@ -33,7 +33,7 @@ fn what_is_cancelled_before_a_flush_never_begins(mut driver: Driver) {
         let ops = [
             Op::Write {
                 fd: SharedFd::new(File::options().write(true).open(&path).unwrap()),
-                buffer: b"new".to_vec(),
+                bytes: Bytes::new("new"),
                 start: 0,
                 offset: Some(0),
             },
@@ -111,7 +111,7 @@ fn an_operation_holds_its_file_until_it_is_over(mut driver: Driver) {
     let (reader, mut writer) = pipe();
     let token = driver.submit(Op::Read {
         fd: SharedFd::new(reader),
-        buffer: Vec::with_capacity(8),
+        buffer: Buffer::new(Vec::with_capacity(8)),
         offset: None,
     });
     let token = token.unwrap();
@@ -121,7 +121,7 @@ fn an_operation_holds_its_file_until_it_is_over(mut driver: Driver) {
     let Some(Op::Read { fd, buffer, .. }) = driver.take(token) else {
         panic!("nothing came back")
     };
-    assert_eq!(buffer, b"held");
+    assert_eq!(buffer.filled(), b"held");
     // The reference to the file comes back with the buffer.
     writer.write_all(b"still").unwrap();
     drop(fd.try_unwrap().unwrap());
@@ -143,7 +143,7 @@ fn flags_that_reach_beyond_the_operation_are_refused(mut driver: Driver) {
 fn read_at(fd: &SharedFd, offset: u64) -> Op {
     Op::Read {
         fd: fd.clone(),
-        buffer: Vec::with_capacity(8),
+        buffer: Buffer::new(Vec::with_capacity(8)),
         offset: Some(offset),
     }
 }
@@ -151,7 +151,7 @@ fn read_at(fd: &SharedFd, offset: u64) -> Op {
 fn write_at(fd: &SharedFd, offset: u64) -> Op {
     Op::Write {
         fd: fd.clone(),
-        buffer: b"x".to_vec(),
+        bytes: Bytes::new("x"),
         start: 0,
         offset: Some(offset),
     }
@@ -202,7 +202,7 @@ fn what_has_no_places_refuses_offsets(mut driver: Driver) {
     for (fd, count) in without.iter().zip([4, 4, 8]) {
         let op = Op::Read {
             fd: fd.clone(),
-            buffer: Vec::with_capacity(16),
+            buffer: Buffer::new(Vec::with_capacity(16)),
             offset: None,
         };
         assert_eq!(finish(&mut driver, op).0, count);

@@ -36,9 +36,7 @@ fn cancelling_ends_an_operation(mut driver: Driver) {
             event.io_result().unwrap_err().raw_os_error(),
             Some(libc::ECANCELED)
         );
-        assert!(
-            matches!(driver.take(token), Some(Op::Read { buffer, .. }) if buffer.capacity() == 8)
-        );
+        assert!(matches!(driver.take(token), Some(Op::Read { buffer, .. }) if buffer.room() == 8));
         driver.cancel(token);
         assert_eq!(all_events(&mut driver), []);
     }
@@ -60,7 +58,9 @@ fn cancelling_loses_to_what_has_happened(mut driver: Driver) {
         let event = event_of(&mut driver, token);
         let mut byte = [0];
         match driver.take(token) {
-            Some(Op::Read { buffer, .. }) if event.result() == 1 => assert_eq!(buffer, [round]),
+            Some(Op::Read { buffer, .. }) if event.result() == 1 => {
+                assert_eq!(buffer.filled(), [round]);
+            }
             Some(Op::Read { .. }) => {
                 assert_eq!(event.result(), -libc::ECANCELED);
                 here.read_exact(&mut byte).unwrap();

@@ -8,7 +8,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use ringloop_driver::{Driver, FileStatus, Op, SharedFd};
+use ringloop_driver::{Buffer, Bytes, Driver, FileStatus, Op, SharedFd};
 
 use crate::support::{
     PATIENCE, all_events, bytes_of, descriptor_of, event_of, finish, lend, on_both_backends, own,
@@ -38,7 +38,7 @@ fn pipes_are_read_and_written(mut driver: Driver) {
         assert_eq!(all_events(&mut driver), []);
         let write = Op::Write {
             fd: lend(raw(&writer)),
-            buffer: b"..abc".to_vec(),
+            bytes: Bytes::new("..abc"),
             start: 2,
             offset: None,
         };
@@ -59,7 +59,7 @@ fn pipes_are_read_and_written(mut driver: Driver) {
             seen.contains(&(token, 3)) && seen.contains(&(writing, 3)),
             "{seen:?}"
         );
-        assert!(matches!(buffer, Some(Op::Read { buffer, .. }) if buffer == b"abc"));
+        assert!(matches!(buffer, Some(Op::Read { buffer, .. }) if buffer.filled() == b"abc"));
         drop(writer);
         assert_eq!(finish(&mut driver, read()).0, 0);
     }
@@ -104,14 +104,14 @@ fn files_are_opened_written_read_and_described(mut driver: Driver) {
     let file = SharedFd::new(descriptor_of(&mut driver, created));
     let write = Op::Write {
         fd: file.clone(),
-        buffer: b"0123456789".to_vec(),
+        bytes: Bytes::new("0123456789"),
         start: 0,
         offset: Some(5),
     };
     assert_eq!(finish(&mut driver, write).0, 10);
     let write = Op::Write {
         fd: file.clone(),
-        buffer: b"head".to_vec(),
+        bytes: Bytes::new("head"),
         start: 0,
         offset: None,
     };
@@ -140,7 +140,7 @@ fn files_are_opened_written_read_and_described(mut driver: Driver) {
     );
     let read = |offset| Op::Read {
         fd: file.clone(),
-        buffer: Vec::with_capacity(64),
+        buffer: Buffer::new(Vec::with_capacity(64)),
         offset,
     };
     let (result, op) = finish(&mut driver, read(Some(7)));
@@ -289,7 +289,7 @@ fn a_file_that_does_not_block_is_waited_for(mut driver: Driver) {
         let terminal = SharedFd::new(terminal);
         let read = |fd: &SharedFd| Op::Read {
             fd: fd.clone(),
-            buffer: Vec::with_capacity(256),
+            buffer: Buffer::new(Vec::with_capacity(256)),
             offset: None,
         };
         let tokens = [&counter, &notifier, &terminal].map(|fd| driver.submit(read(fd)).unwrap());
@@ -322,7 +322,7 @@ fn what_a_driver_writes_when_it_is_dropped_is_written(mut driver: Driver) {
     for number in 0..WRITES {
         let write = Op::Write {
             fd: shared.clone(),
-            buffer: vec![number as u8; SIZE],
+            bytes: Bytes::new(vec![number as u8; SIZE]),
             start: 0,
             offset: Some(number * SIZE as u64),
         };
@@ -356,7 +356,7 @@ fn a_write_that_waits_for_a_reader_does_not_keep_its_driver(mut driver: Driver) 
     while writer.try_clone().unwrap().write(&[0; 4096]).is_ok() {}
     let write = Op::Write {
         fd: SharedFd::new(writer),
-        buffer: vec![0],
+        bytes: Bytes::new([0]),
         start: 0,
         offset: None,
     };

@@ -4,11 +4,11 @@ use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 
-use ringloop_driver::{Driver, Op};
+use ringloop_driver::{Buffer, Bytes, Driver, Op};
 
 use crate::support::{
-    QUIET, all_events, event_of, finish, lend, on_both_backends, pair, pattern, poll, raw, read,
-    status_flags, write,
+    QUIET, all_events, bytes_of, event_of, finish, lend, on_both_backends, pair, pattern, poll,
+    raw, read, status_flags, write,
 };
 
 on_both_backends!(
@@ -27,34 +27,32 @@ fn bytes_are_received_and_sent(mut driver: Driver) {
     there.write_all(b"hello").unwrap();
     let event = event_of(&mut driver, token);
     assert_eq!(event.io_result().unwrap(), 5);
-    let Some(Op::Read { mut buffer, .. }) = driver.take(token) else {
-        panic!("no buffer")
-    };
-    assert_eq!(buffer, b"hello");
+    let mut text = bytes_of(driver.take(token).unwrap());
+    assert_eq!(text, b"hello");
     // A buffer with contents is appended to.
     there.write_all(b", you").unwrap();
-    buffer.reserve(32);
+    text.reserve(32);
     let (result, op) = finish(
         &mut driver,
         Op::Read {
             fd: lend(raw(&here)),
-            buffer,
+            buffer: Buffer::new(text),
             offset: None,
         },
     );
     assert_eq!(result, 5);
-    assert!(matches!(op, Op::Read { buffer, .. } if buffer == b"hello, you"));
+    assert_eq!(bytes_of(op), b"hello, you");
     let (result, op) = finish(
         &mut driver,
         Op::Write {
             fd: lend(raw(&here)),
-            buffer: b"--echo".to_vec(),
+            bytes: Bytes::new("--echo"),
             start: 2,
             offset: None,
         },
     );
     assert_eq!(result, 4);
-    assert!(matches!(op, Op::Write { buffer, .. } if buffer == b"--echo"));
+    assert!(matches!(op, Op::Write { bytes, .. } if bytes.as_slice() == b"--echo"));
     let mut answer = [0; 16];
     assert_eq!(there.read(&mut answer).unwrap(), 4);
     assert_eq!(&answer[..4], b"echo");
@@ -63,14 +61,14 @@ fn bytes_are_received_and_sent(mut driver: Driver) {
 fn a_send_that_is_cut_short_says_so(mut driver: Driver) {
     let (here, mut there) = pair();
     let large = pattern(4_000_000);
-    let mut buffer = large.clone();
+    let mut bytes = Bytes::new(large.clone());
     let mut start = 0;
     let mut received = Vec::new();
     while start < large.len() {
         let token = driver
             .submit(Op::Write {
                 fd: lend(raw(&here)),
-                buffer,
+                bytes,
                 start,
                 offset: None,
             })
@@ -84,10 +82,10 @@ fn a_send_that_is_cut_short_says_so(mut driver: Driver) {
         let sent = events[0].io_result().unwrap() as usize;
         assert!(sent > 0 && start + sent <= large.len());
         start += sent;
-        let Some(Op::Write { buffer: same, .. }) = driver.take(token) else {
-            panic!("no buffer")
+        let Some(Op::Write { bytes: same, .. }) = driver.take(token) else {
+            panic!("no bytes")
         };
-        buffer = same;
+        bytes = same;
     }
     drop(here);
     let _ = there.read_to_end(&mut received);

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use ringloop_driver::{BackendChoice, Config, Driver, Event, Op, SharedFd, Token};
+use ringloop_driver::{BackendChoice, Buffer, Bytes, Config, Driver, Event, Op, SharedFd, Token};
 
 /// Longer than anything here takes. Only a failing test waits that long.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -239,7 +239,7 @@ pub(crate) fn errno<T: std::fmt::Debug>(result: io::Result<T>) -> i32 {
 pub(crate) fn read(fd: RawFd, room: usize) -> Op {
     Op::Read {
         fd: lend(fd),
-        buffer: Vec::with_capacity(room),
+        buffer: Buffer::new(Vec::with_capacity(room)),
         offset: None,
     }
 }
@@ -248,7 +248,7 @@ pub(crate) fn read(fd: RawFd, room: usize) -> Op {
 pub(crate) fn write(fd: RawFd, bytes: &[u8]) -> Op {
     Op::Write {
         fd: lend(fd),
-        buffer: bytes.to_vec(),
+        bytes: Bytes::new(bytes.to_vec()),
         start: 0,
         offset: None,
     }
@@ -257,7 +257,7 @@ pub(crate) fn write(fd: RawFd, bytes: &[u8]) -> Op {
 /// The bytes that a finished operation has read.
 pub(crate) fn bytes_of(op: Op) -> Vec<u8> {
     match op {
-        Op::Read { buffer, .. } => buffer,
+        Op::Read { buffer, .. } => buffer.into_owner().unwrap(),
         other => panic!("{other:?} reads nothing"),
     }
 }

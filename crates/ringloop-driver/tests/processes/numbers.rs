@@ -9,7 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use ringloop_driver::{Bytes, Driver, Op, SharedFd, Token};
+use ringloop_driver::{Buffer, Bytes, Driver, Op, SharedFd, Token};
 
 use crate::support::{PATIENCE, driver, fill, in_child, on_both_backends, pair, pipe, raw};
 
@@ -75,7 +75,7 @@ fn operation(kind: Kind, path: &Path) -> (Op, [OwnedFd; 2]) {
         OwnedFd::from(far),
         OwnedFd::from(File::open("/dev/null").unwrap()),
     ];
-    let buffer = Vec::with_capacity(64);
+    let buffer = Buffer::new(Vec::with_capacity(64));
     let op = match kind {
         ReadSocket => Op::Read {
             fd: SharedFd::new(near),
@@ -84,7 +84,7 @@ fn operation(kind: Kind, path: &Path) -> (Op, [OwnedFd; 2]) {
         },
         WriteSocket => Op::Write {
             fd: SharedFd::new(near),
-            buffer: BYTES.to_vec(),
+            bytes: Bytes::new(BYTES),
             start: 0,
             offset: None,
         },
@@ -105,14 +105,14 @@ fn operation(kind: Kind, path: &Path) -> (Op, [OwnedFd; 2]) {
             others[1] = reader.into();
             Op::Write {
                 fd: SharedFd::new(writer),
-                buffer: BYTES.to_vec(),
+                bytes: Bytes::new(BYTES),
                 start: 0,
                 offset: None,
             }
         }
         WriteFile => Op::Write {
             fd: SharedFd::new(File::create(path).unwrap()),
-            buffer: BYTES.to_vec(),
+            bytes: Bytes::new(BYTES),
             start: 0,
             offset: Some(0),
         },

@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::path::Path;
 use std::time::Duration;
 
-use ringloop_driver::{Driver, Event, Op, SharedFd, Token};
+use ringloop_driver::{Buffer, Driver, Event, Op, SharedFd, Token};
 
 use crate::support::{
     PATIENCE, descriptor_of, driver, event_of, finish, in_child, on_both_backends, poll, raw,
@@ -92,7 +92,7 @@ fn files_that_are_stuck_hold_up_no_others(driver_of: Driver) {
         drop(descriptor_of(driver, free));
         let read = Op::Read {
             fd: SharedFd::new(File::open(path).unwrap()),
-            buffer: Vec::with_capacity(8),
+            buffer: Buffer::new(Vec::with_capacity(8)),
             offset: Some(0),
         };
         assert_eq!(finish(driver, read).0, 6);
@@ -129,7 +129,7 @@ fn reads_that_are_stuck_hold_up_no_others(driver_of: Driver) {
         while driver.counters().operations < STUCK as u64 || !events.is_empty() {
             let read = Op::Read {
                 fd: log.clone(),
-                buffer: Vec::with_capacity(1 << 16),
+                buffer: Buffer::new(Vec::with_capacity(1 << 16)),
                 offset: None,
             };
             drop(driver.submit(read));

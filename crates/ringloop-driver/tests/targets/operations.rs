@@ -11,7 +11,8 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use ringloop_driver::{
-    BackendChoice, Bytes, Config, Driver, Event, Interest, Mode, Op, SENT_BY_COPY, SharedFd, Token,
+    BackendChoice, Buffer, Bytes, Config, Driver, Event, Interest, Mode, Op, SENT_BY_COPY,
+    SharedFd, Token,
 };
 
 /// An input has at most this many steps: longer ones reach no other states.
@@ -178,7 +179,7 @@ impl World {
         if self.is_busy(end, Kind::Read) {
             return;
         }
-        let buffer = Vec::with_capacity(length);
+        let buffer = Buffer::new(Vec::with_capacity(length));
         let op = Op::Read {
             fd,
             buffer,
@@ -372,7 +373,7 @@ impl World {
                 };
                 assert!(is_possible, "{pending:?} ended with {error}");
                 match op {
-                    Op::Read { buffer, .. } => assert!(buffer.is_empty()),
+                    Op::Read { buffer, .. } => assert!(buffer.filled().is_empty()),
                     // A close that is cancelled closes all the same, at the latest when the operation is dropped.
                     Op::Close { .. } => self.ends[end].has_ended = true,
                     _ => {}
@@ -396,12 +397,12 @@ impl World {
         let (end, peer) = (pending.end, pending.end ^ 1);
         match (pending.kind, op) {
             (Kind::Read, Op::Read { buffer, .. }) => {
-                assert!(count <= pending.length && buffer.len() == count);
+                assert!(count <= pending.length && buffer.filled().len() == count);
                 assert!(
                     count > 0 || self.ends[peer].may_have_ended,
                     "an end that was not sent"
                 );
-                self.received(end, &buffer);
+                self.received(end, buffer.filled());
             }
             (Kind::Send, Op::SendZeroCopy { bytes, .. }) => {
                 assert_eq!(bytes.as_slice().len(), pending.length);

@@ -1,12 +1,13 @@
 //! The traits of the crate `futures-io`.
 
-use std::io::{self, IoSlice};
+use std::io::{self, IoSlice, SeekFrom};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use futures_io::{AsyncRead, AsyncWrite};
+use futures_io::{AsyncRead, AsyncSeek, AsyncWrite};
 
 use super::Transfer;
+use crate::fs::FileStream;
 use crate::net::{OwnedReadHalf, OwnedWriteHalf, Stream, TcpStream, UnixStream};
 use crate::process::{ChildStderr, ChildStdin, ChildStdout};
 #[cfg(feature = "tls")]
@@ -40,3 +41,25 @@ read!(ChildStdout::poll_read_into: [] ChildStdout);
 read!(ChildStderr::poll_read_into: [] ChildStderr);
 
 write_to_pipe!(ChildStdin: AsyncWrite, poll_close);
+
+impl AsyncRead for FileStream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        mut buffer: &mut [u8],
+    ) -> Poll<io::Result<usize>> {
+        self.get_mut().poll_read_into(context, &mut buffer)
+    }
+}
+
+write_to_file!(FileStream: AsyncWrite, poll_close);
+
+impl AsyncSeek for FileStream {
+    fn poll_seek(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        to: SeekFrom,
+    ) -> Poll<io::Result<u64>> {
+        self.get_mut().poll_seek_to(context, to)
+    }
+}

@@ -2,13 +2,14 @@
 
 #![allow(unsafe_code)]
 
-use std::io::{self, IoSlice};
+use std::io::{self, IoSlice, SeekFrom};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncSeek, AsyncWrite, ReadBuf};
 
 use super::Transfer;
+use crate::fs::FileStream;
 use crate::net::{OwnedReadHalf, OwnedWriteHalf, Stream, TcpStream, UnixStream};
 use crate::process::{ChildStderr, ChildStdin, ChildStdout};
 #[cfg(feature = "tls")]
@@ -48,3 +49,29 @@ read!(ChildStdout::poll_read_into: [] ChildStdout);
 read!(ChildStderr::poll_read_into: [] ChildStderr);
 
 write_to_pipe!(ChildStdin: AsyncWrite, poll_shutdown);
+
+impl AsyncRead for FileStream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let mut room = buffer.initialize_unfilled();
+        let count = ready!(self.get_mut().poll_read_into(context, &mut room))?;
+        buffer.advance(count);
+        Poll::Ready(Ok(()))
+    }
+}
+
+write_to_file!(FileStream: AsyncWrite, poll_shutdown, is_write_vectored);
+
+impl AsyncSeek for FileStream {
+    fn start_seek(self: Pin<&mut Self>, to: SeekFrom) -> io::Result<()> {
+        FileStream::start_seek(self.get_mut(), to);
+        Ok(())
+    }
+
+    fn poll_complete(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<u64>> {
+        self.get_mut().poll_sought(context)
+    }
+}

@@ -9,10 +9,12 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 
-use ringloop_driver::{Op, SharedFd};
+use ringloop_driver::{Buffer, Bytes, Op, SharedFd};
 
 use super::metadata::{Metadata, status};
-use super::{OpenOptions, is_interrupted, lost, perform};
+use super::{OpenOptions, is_interrupted, perform};
+use crate::buffer::ReadBuffer;
+use crate::source::Lent;
 use crate::sys;
 
 /// The minimum by which a buffer grows, if the size of the file is unknown.
@@ -33,10 +35,17 @@ fn check(offset: u64) -> io::Result<()> {
 /// thread of whoever was last. That may take long on some file systems, and when the last name of a large file is gone.
 /// [`close`](Self::close) does not block.
 ///
-/// A file may be sent to other threads, and used in any runtime. Reading appends to a buffer, as far as it has room.
+/// A file may be sent to other threads, and used in any runtime.
+///
+/// Buffers are owned. Every [`ReadBuffer`] can be read into that is `Send` (`Vec<u8>`, `BytesMut`, an
+/// [`AlignedBuf`](super::AlignedBuf), a [`limit`](bytes::BufMut::limit) of one), and what is read is appended, as far as
+/// there is room. Everything that is `AsRef<[u8]>` and `Send` can be written (`Vec<u8>`, `Bytes`, `&'static [u8]`, `Box<[u8]>`,
+/// `String`). The methods return the buffer with the result. A buffer of a type of the program's is asked for its memory
+/// once, and is not moved or dropped before the kernel is done with it.
 ///
 /// # Panics
-/// Futures of a file panic if they are polled outside of a runtime.
+/// Futures of a file panic if they are polled outside of a runtime. See the [module](super) for those that are polled in
+/// another runtime than their own.
 ///
 /// ```
 /// use ringloop::{Runtime, RuntimeConfig, fs};
@@ -61,7 +70,28 @@ fn check(offset: u64) -> io::Result<()> {
 pub struct File {
     pub(super) fd: SharedFd,
     /// Whether all writes go to the end of the file.
-    appends: bool,
+    pub(super) appends: bool,
+    /// Whether the kernel transfers to and from the buffers themselves.
+    is_direct: bool,
+}
+
+/// Takes a buffer back that was lent.
+fn back<B: 'static>(lent: Option<Lent<B>>) -> B {
+    lent.and_then(Lent::back).expect(
+        "the kernel has not released the buffer of this future, which was polled in another runtime than its own",
+    )
+}
+
+fn read_back<B: 'static>(buffer: Option<Buffer>) -> B {
+    back(buffer.and_then(|buffer| buffer.into_owner().ok()))
+}
+
+fn lend<B: AsRef<[u8]> + Send + 'static>(buffer: B) -> Bytes {
+    Bytes::new(Lent::new(buffer))
+}
+
+fn written_back<B: 'static>(bytes: Option<Bytes>) -> B {
+    back(bytes.and_then(|bytes| bytes.into_owner().ok()))
 }
 
 impl File {
@@ -99,7 +129,7 @@ impl File {
     /// # let path = std::env::temp_dir().join(format!("ringloop-doc-9-{}", std::process::id()));
     /// let mut file = File::create(&path).await?;
     /// for line in ["one\n", "two\n"] {
-    ///     file.write_all(line.into()).await.0?;
+    ///     file.write_all(line).await.0?;
     /// }
     /// assert_eq!(fs::read(&path).await?, b"one\ntwo\n");
     /// # std::fs::remove_file(&path)?;
@@ -116,7 +146,20 @@ impl File {
         Self {
             fd: SharedFd::new(descriptor),
             appends: flags & libc::O_APPEND != 0,
+            is_direct: flags & libc::O_DIRECT != 0,
         }
+    }
+
+    /// Explains what the kernel does not like about direct I/O.
+    fn explain(&self, error: io::Error) -> io::Error {
+        if self.is_direct && error.raw_os_error() == Some(libc::EINVAL) {
+            return io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "the address and the size of the buffer and the offset in the file must be multiples of the device's block \
+                 size, because the file was opened for direct I/O: use an AlignedBuf",
+            );
+        }
+        error
     }
 
     /// Calls a function with the standard library's view of the file.
@@ -178,7 +221,10 @@ impl File {
     /// # })?;
     /// # Ok::<(), std::io::Error>(())
     /// ```
-    pub async fn read_at(&self, buffer: Vec<u8>, offset: u64) -> (io::Result<usize>, Vec<u8>) {
+    pub async fn read_at<B>(&self, buffer: B, offset: u64) -> (io::Result<usize>, B)
+    where
+        B: ReadBuffer + Send + 'static,
+    {
         if let Err(error) = check(offset) {
             return (Err(error), buffer);
         }
@@ -213,7 +259,10 @@ impl File {
     /// # })?;
     /// # Ok::<(), std::io::Error>(())
     /// ```
-    pub async fn read(&mut self, buffer: Vec<u8>) -> (io::Result<usize>, Vec<u8>) {
+    pub async fn read<B>(&mut self, buffer: B) -> (io::Result<usize>, B)
+    where
+        B: ReadBuffer + Send + 'static,
+    {
         let start = match self.position() {
             Ok(start) => start,
             Err(error) => return (Err(error), buffer),
@@ -291,19 +340,27 @@ impl File {
     /// # })?;
     /// # Ok::<(), std::io::Error>(())
     /// ```
-    pub async fn write_at(&self, buffer: Vec<u8>, offset: u64) -> (io::Result<usize>, Vec<u8>) {
+    pub async fn write_at<B>(&self, buffer: B, offset: u64) -> (io::Result<usize>, B)
+    where
+        B: AsRef<[u8]> + Send + 'static,
+    {
         if let Err(error) = check(offset) {
             return (Err(error), buffer);
         }
-        self.write_once(buffer, 0, Some(offset)).await
+        let (result, bytes) = self.write_once(lend(buffer), 0, Some(offset)).await;
+        (result, written_back(bytes))
     }
 
     /// Writes once, at the current position: as much of the buffer as the kernel accepts.
     ///
     /// If the future is dropped, the position does not change. The write may or may not happen, even a moment later,
     /// over data that was written there meanwhile.
-    pub async fn write(&mut self, buffer: Vec<u8>) -> (io::Result<usize>, Vec<u8>) {
-        self.write_onwards(buffer, 0).await
+    pub async fn write<B>(&mut self, buffer: B) -> (io::Result<usize>, B)
+    where
+        B: AsRef<[u8]> + Send + 'static,
+    {
+        let (result, bytes) = self.write_onwards(lend(buffer), 0).await;
+        (result, written_back(bytes))
     }
 
     /// Writes all of a buffer, at the given offset.
@@ -330,61 +387,59 @@ impl File {
     /// # })?;
     /// # Ok::<(), std::io::Error>(())
     /// ```
-    pub async fn write_all_at(
-        &self,
-        mut buffer: Vec<u8>,
-        offset: u64,
-    ) -> (io::Result<()>, Vec<u8>) {
+    pub async fn write_all_at<B>(&self, buffer: B, offset: u64) -> (io::Result<()>, B)
+    where
+        B: AsRef<[u8]> + Send + 'static,
+    {
         if let Err(error) = check(offset) {
             return (Err(error), buffer);
         }
-        let mut written = 0;
-        while written < buffer.len() {
-            let offset = Some(offset.saturating_add(written as u64));
-            let result;
-            (result, buffer) = self.write_once(buffer, written, offset).await;
-            match result {
-                Ok(0) => return (Err(io::ErrorKind::WriteZero.into()), buffer),
-                Ok(count) => written += count,
-                Err(error) => return (Err(error), buffer),
-            }
-        }
-        (Ok(()), buffer)
+        let write = async |bytes, written: usize| {
+            let offset = offset.saturating_add(written as u64);
+            self.write_once(bytes, written, Some(offset)).await
+        };
+        let (result, bytes) = write_whole(lend(buffer), write).await;
+        (result, written_back(bytes))
     }
 
     /// Writes all of a buffer, at the current position. The position advances with each part that is written. So after
     /// an error, or if the future is dropped, it is after what is known to be written.
-    pub async fn write_all(&mut self, mut buffer: Vec<u8>) -> (io::Result<()>, Vec<u8>) {
-        let mut written = 0;
-        while written < buffer.len() {
-            let result;
-            (result, buffer) = self.write_onwards(buffer, written).await;
-            match result {
-                Ok(0) => return (Err(io::ErrorKind::WriteZero.into()), buffer),
-                Ok(count) => written += count,
-                Err(error) => return (Err(error), buffer),
-            }
-        }
-        (Ok(()), buffer)
+    pub async fn write_all<B>(&mut self, buffer: B) -> (io::Result<()>, B)
+    where
+        B: AsRef<[u8]> + Send + 'static,
+    {
+        let write = async |bytes, written| self.write_onwards(bytes, written).await;
+        let (result, bytes) = write_whole(lend(buffer), write).await;
+        (result, written_back(bytes))
     }
 
-    /// Writes `buffer[from..]` once, at the current position, and advances that.
-    pub(crate) async fn write_onwards(
+    /// Writes the rest of a buffer once, from this byte on, at the current position, and advances that.
+    pub(crate) async fn write_rest(
         &mut self,
         buffer: Vec<u8>,
         from: usize,
     ) -> (io::Result<usize>, Vec<u8>) {
+        let (result, bytes) = self.write_onwards(lend(buffer), from).await;
+        (result, written_back(bytes))
+    }
+
+    /// Writes `bytes[from..]` once, at the current position, and advances that. See [`write_once`](Self::write_once).
+    async fn write_onwards(
+        &mut self,
+        bytes: Bytes,
+        from: usize,
+    ) -> (io::Result<usize>, Option<Bytes>) {
         // Appending moves the kernel's position to the end, and only the kernel knows where that is.
         let start = if self.appends {
             None
         } else {
             match self.position() {
                 Ok(start) => start,
-                Err(error) => return (Err(error), buffer),
+                Err(error) => return (Err(error), Some(bytes)),
             }
         };
-        let wanted = buffer.len() - from;
-        let (result, buffer) = self.write_once(buffer, from, start).await;
+        let wanted = bytes.as_slice().len() - from;
+        let (result, bytes) = self.write_once(bytes, from, start).await;
         let result = result.and_then(|count| {
             match start {
                 Some(start) => self.set_position(start + count as u64)?,
@@ -395,30 +450,49 @@ impl File {
             }
             Ok(count)
         });
-        (result, buffer)
+        (result, bytes)
     }
 
-    pub(crate) async fn read_once(
+    pub(crate) async fn read_once<B>(
         &self,
-        mut buffer: Vec<u8>,
+        buffer: B,
         offset: Option<u64>,
-    ) -> (io::Result<usize>, Vec<u8>) {
-        while buffer.capacity() > buffer.len() {
+    ) -> (io::Result<usize>, B)
+    where
+        B: ReadBuffer + Send + 'static,
+    {
+        if buffer.room() == 0 {
+            return (Ok(0), buffer);
+        }
+        let (result, buffer) = self.read_lent(Buffer::new(Lent::new(buffer)), offset).await;
+        (result, read_back(buffer))
+    }
+
+    /// Reads once into a buffer. It is `None` if the kernel still has it.
+    async fn read_lent(
+        &self,
+        mut buffer: Buffer,
+        offset: Option<u64>,
+    ) -> (io::Result<usize>, Option<Buffer>) {
+        loop {
             let op = Op::Read {
                 fd: self.fd.clone(),
                 buffer,
                 offset,
             };
-            let result;
-            (result, buffer) = match perform(op).await {
-                (result, Some(Op::Read { buffer, .. })) => (result, buffer),
-                (result, _) => (result.and(Err(lost())), Vec::new()),
+            let (result, op) = perform(op).await;
+            let back = match op {
+                Some(Op::Read { buffer, .. }) => Some(buffer),
+                _ => None,
             };
-            if !is_interrupted(&result) {
-                return (result.map(|count| count as usize), buffer);
+            match back {
+                Some(back) if is_interrupted(&result) => buffer = back,
+                back => {
+                    let result = result.map(|count| count as usize);
+                    return (result.map_err(|error| self.explain(error)), back);
+                }
             }
         }
-        (Ok(0), buffer)
     }
 
     pub(super) async fn read_all(
@@ -456,26 +530,31 @@ impl File {
         }
     }
 
+    /// Writes `bytes[start..]` once. They are `None` if the kernel still has them.
     async fn write_once(
         &self,
-        mut buffer: Vec<u8>,
+        mut bytes: Bytes,
         start: usize,
         offset: Option<u64>,
-    ) -> (io::Result<usize>, Vec<u8>) {
+    ) -> (io::Result<usize>, Option<Bytes>) {
         loop {
             let op = Op::Write {
                 fd: self.fd.clone(),
-                buffer,
+                bytes,
                 start,
                 offset,
             };
-            let result;
-            (result, buffer) = match perform(op).await {
-                (result, Some(Op::Write { buffer, .. })) => (result, buffer),
-                (result, _) => (result.and(Err(lost())), Vec::new()),
+            let (result, op) = perform(op).await;
+            let back = match op {
+                Some(Op::Write { bytes, .. }) => Some(bytes),
+                _ => None,
             };
-            if !is_interrupted(&result) {
-                return (result.map(|count| count as usize), buffer);
+            match back {
+                Some(back) if is_interrupted(&result) => bytes = back,
+                back => {
+                    let result = result.map(|count| count as usize);
+                    return (result.map_err(|error| self.explain(error)), back);
+                }
             }
         }
     }
@@ -599,11 +678,16 @@ impl File {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub fn try_into_std(self) -> Result<std::fs::File, Self> {
-        let appends = self.appends;
-        self.fd
-            .try_unwrap()
-            .map(std::fs::File::from)
-            .map_err(|fd| Self { fd, appends })
+        let Self {
+            fd,
+            appends,
+            is_direct,
+        } = self;
+        fd.try_unwrap().map(std::fs::File::from).map_err(|fd| Self {
+            fd,
+            appends,
+            is_direct,
+        })
     }
 }
 
@@ -616,11 +700,30 @@ impl From<std::fs::File> for File {
 impl From<OwnedFd> for File {
     /// Converts a descriptor of any kind that can be read or written.
     fn from(descriptor: OwnedFd) -> Self {
-        Self {
-            appends: sys::appends(descriptor.as_fd()),
-            fd: SharedFd::new(descriptor),
+        let flags = sys::status_flags(descriptor.as_fd());
+        Self::opened(descriptor, flags)
+    }
+}
+
+/// Calls `write` for what is left until everything is written. It returns how much it has written, and the bytes, which are
+/// `None` if the kernel still has them.
+async fn write_whole(
+    mut bytes: Bytes,
+    mut write: impl AsyncFnMut(Bytes, usize) -> (io::Result<usize>, Option<Bytes>),
+) -> (io::Result<()>, Option<Bytes>) {
+    let length = bytes.as_slice().len();
+    let mut written = 0;
+    while written < length {
+        match write(bytes, written).await {
+            (Ok(0), back) => return (Err(io::ErrorKind::WriteZero.into()), back),
+            (Ok(count), Some(back)) => {
+                written += count;
+                bytes = back;
+            }
+            (result, back) => return (result.map(drop), back),
         }
     }
+    (Ok(()), Some(bytes))
 }
 
 impl AsFd for File {

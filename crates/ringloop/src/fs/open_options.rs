@@ -37,6 +37,7 @@ pub struct OpenOptions {
     truncate: bool,
     create: bool,
     create_new: bool,
+    direct: bool,
     mode: u32,
     flags: i32,
 }
@@ -68,6 +69,7 @@ impl OpenOptions {
             truncate: false,
             create: false,
             create_new: false,
+            direct: false,
             mode: 0o666,
             flags: 0,
         }
@@ -86,11 +88,42 @@ impl OpenOptions {
         create: bool,
         /// Whether to create the file, and fail if it exists.
         create_new: bool,
+        /// Whether the device transfers to and from the buffers themselves, past the kernel's cache (`O_DIRECT`). Offsets,
+        /// and the addresses and sizes of buffers, must then be multiples of the device's block size: use an
+        /// [`AlignedBuf`](super::AlignedBuf). Not all file systems do this. It pays for data that is read or written once,
+        /// and for programs with caches of their own, such as databases.
+        ///
+        /// ```
+        /// use bytes::BufMut;
+        /// use ringloop::fs::{AlignedBuf, OpenOptions};
+        /// use std::io::ErrorKind;
+        ///
+        /// # ringloop::Runtime::new(&ringloop::RuntimeConfig::default())?.block_on(async {
+        /// # let path = std::env::temp_dir().join(format!("ringloop-doc-direct-{}", std::process::id()));
+        /// let options = OpenOptions::new().read(true).write(true).create(true).direct(true);
+        /// let file = match options.open(&path).await {
+        ///     Err(error) if error.kind() == ErrorKind::Unsupported => return Ok(()), // not on this file system
+        ///     file => file?,
+        /// };
+        /// let mut block = AlignedBuf::new(4096);
+        /// block.put_slice(b"a record");
+        /// block.put_bytes(0, block.remaining_mut());
+        /// let (result, mut block) = file.write_all_at(block, 0).await;
+        /// result?;
+        /// block.clear();
+        /// let (count, block) = file.read_at(block, 0).await;
+        /// assert_eq!((count?, &block[..8]), (4096, &b"a record"[..]));
+        /// # std::fs::remove_file(&path)?;
+        /// # Ok::<(), std::io::Error>(())
+        /// # })?;
+        /// # Ok::<(), std::io::Error>(())
+        /// ```
+        direct: bool,
         /// The permissions of a new file, before the umask is applied. The default is 0o666.
         mode: u32,
     }
 
-    /// Further flags for open(2), such as `O_DIRECT`. Access modes are ignored.
+    /// Further flags for open(2), such as `O_NOATIME`. Access modes are ignored.
     ///
     /// ```
     /// use ringloop::fs::OpenOptions;
@@ -120,7 +153,8 @@ impl OpenOptions {
     /// it for writing fails with `ENXIO` (fifo(7)). Open it for both to avoid that.
     ///
     /// # Errors
-    /// Returns the errors of open(2), and `InvalidInput` for options that contradict one another.
+    /// Returns the errors of open(2), `InvalidInput` for options that contradict one another, and `Unsupported` if the file
+    /// system refuses [direct](Self::direct) I/O. A file that was to be created may exist then.
     ///
     /// ```
     /// use ringloop::fs::OpenOptions;
@@ -152,7 +186,13 @@ impl OpenOptions {
                 // Sockets that were dropped in this turn are closed by now.
                 are_retired = false;
             } else if !is_interrupted(&result) {
-                return result.map(|descriptor| File::opened(descriptor, flags));
+                return match result {
+                    Ok(descriptor) => Ok(File::opened(descriptor, flags)),
+                    Err(error) if self.direct && error.raw_os_error() == Some(libc::EINVAL) => {
+                        Err(no_direct_io())
+                    }
+                    Err(error) => Err(error),
+                };
             }
         }
     }
@@ -185,6 +225,15 @@ impl OpenOptions {
                     | (if truncate { libc::O_TRUNC } else { 0 })
             }
         };
-        Ok(access | creation | (self.flags & !libc::O_ACCMODE))
+        let direct = if self.direct { libc::O_DIRECT } else { 0 };
+        Ok(access | creation | direct | (self.flags & !libc::O_ACCMODE))
     }
+}
+
+/// For EINVAL, which tells nobody what is wrong (open(2)).
+fn no_direct_io() -> io::Error {
+    io::Error::new(
+        io::ErrorKind::Unsupported,
+        "the file system refuses direct I/O (O_DIRECT); open the file without it",
+    )
 }

@@ -8,9 +8,10 @@ use std::task::{Context, Poll};
 
 use bytes::BufMut;
 
-use crate::fs::File;
+use crate::buffer::ReadBuffer;
+use crate::fs::{File, FileStream};
 use crate::net::stream::{Core, HasCore};
-use crate::net::{OwnedReadHalf, OwnedWriteHalf, Stream};
+use crate::net::{OwnedReadHalf, OwnedWriteHalf, ReadStream, Stream};
 use crate::sealed::{INTERNAL, Internal};
 #[cfg(feature = "tls")]
 use crate::source::{Seat, Waiting};
@@ -108,6 +109,12 @@ impl CopyFrom for File {
 impl CopyTo for File {
     fn sink(&mut self, _: Internal) -> Sink<'_> {
         Sink::File(self)
+    }
+}
+
+impl ReadStream for FileStream {
+    async fn read_into(&mut self, buffer: &mut impl ReadBuffer, _: Internal) -> io::Result<usize> {
+        poll_fn(|context| self.poll_read_into(context, buffer)).await
     }
 }
 
@@ -254,14 +261,9 @@ impl Source<'_> {
         match self {
             Source::File(source) => {
                 buffer.reserve_exact(limit);
-                // A read fills all the room that there is.
-                let excess = buffer.capacity() - buffer.len() - limit;
-                debug_assert!(buffer.is_empty());
-                let mut whole = std::mem::take(buffer);
-                whole.resize(excess, 0);
-                let (result, back) = source.file.read_once(whole, source.offset).await;
-                *buffer = back;
-                buffer.drain(..excess.min(buffer.len()));
+                let room = std::mem::take(buffer).limit(limit);
+                let (result, back) = source.file.read_once(room, source.offset).await;
+                *buffer = back.into_inner();
                 result
             }
             Source::Socket(core) => {
@@ -319,7 +321,7 @@ impl Sink<'_> {
             Sink::File(file) => {
                 let whole = std::mem::take(buffer);
                 let result;
-                (result, *buffer) = file.write_onwards(whole, start).await;
+                (result, *buffer) = file.write_rest(whole, start).await;
                 result
             }
             Sink::Socket(core) => {

@@ -4,17 +4,17 @@ use std::fmt;
 use std::future::Future;
 use std::io;
 
-use super::buffer::{ReadBuffer, spare};
 use super::halves::OwnedReadHalf;
 use super::stream::{HasCore, Stream};
 use crate::budget;
+use crate::buffer::{ReadBuffer, spare};
 use crate::sealed::{INTERNAL, Internal};
 
 /// The room for one read, by default.
 const CAPACITY_BYTES: usize = 8 * 1024;
 
-/// A connection or its reading half: what a [`BufReader`] reads from. The trait is sealed: no other type can implement
-/// it.
+/// A connection, its reading half, or a [`FileStream`](crate::fs::FileStream): what a [`BufReader`] reads from. The trait is
+/// sealed: no other type can implement it.
 pub trait ReadStream {
     /// Reads what has arrived, once, and appends it to the buffer.
     #[doc(hidden)]
@@ -39,7 +39,8 @@ impl<S: Stream> ReadStream for OwnedReadHalf<S> {
 
 /// Reads from a connection through a buffer, by lines or up to a delimiter.
 ///
-/// It works on [`TcpStream`](super::TcpStream), [`UnixStream`](super::UnixStream), `TlsStream` and their reading halves.
+/// It works on [`TcpStream`](super::TcpStream), [`UnixStream`](super::UnixStream), `TlsStream` and their reading halves, and
+/// on a [`FileStream`](crate::fs::FileStream).
 /// Write to the connection with [`get_mut`](Self::get_mut), or split it before.
 ///
 /// **A future of this type that is dropped takes nothing out of the buffer.** So lines may be read in one branch of a

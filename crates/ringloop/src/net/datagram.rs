@@ -11,7 +11,7 @@ use bytes::Buf;
 use ringloop_driver::Interest;
 use socket2::{SockAddr, Socket};
 
-use super::buffer::{ReadBuffer, spare};
+use crate::buffer::{ReadBuffer, spare};
 use crate::source::{Direction, Seat, Source, Waiting};
 use crate::sys::messages::{self, Envelope};
 

@@ -8,8 +8,8 @@ use std::rc::Rc;
 
 use bytes::{Buf, Bytes};
 
-use super::buffer::ReadBuffer;
 use super::stream::{Core, HasCore, Stream};
+use crate::buffer::ReadBuffer;
 use crate::source::{Closed, Direction, End};
 
 /// The reading half of a connection; created by `into_split`.

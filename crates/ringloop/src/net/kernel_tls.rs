@@ -10,8 +10,8 @@ use std::task::{Context, Poll};
 
 use socket2::{MaybeUninitSlice, MsgHdr, MsgHdrMut, Socket};
 
-use super::buffer::{ReadBuffer, spare};
 use super::stream::Core;
+use crate::buffer::{ReadBuffer, spare};
 use crate::sys;
 use crate::sys::kernel_tls::LEVEL;
 use crate::sys::messages::Control;

@@ -15,8 +15,8 @@ use bytes::{Buf, Bytes};
 use ringloop_driver::{Interest, Op, SENT_BY_COPY, SharedFd};
 use socket2::{SockAddr, Socket};
 
-use super::buffer::{ReadBuffer, spare};
 use crate::budget;
+use crate::buffer::{ReadBuffer, spare};
 use crate::sealed::{INTERNAL, Internal};
 use crate::source::{
     Activity, Asked, Closed, Direction, End, Lent, Operation, Recheck, Seat, Source, Waiting,

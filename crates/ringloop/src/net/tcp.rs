@@ -9,12 +9,12 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use super::accept::Acceptor;
 use super::address::{ToAddresses, ip, use_first};
-use super::buffer::ReadBuffer;
 use super::connect::{TcpConnectOptions, connect_to_first};
 use super::family::{socket_traits, stream};
 use super::halves::{OwnedReadHalf, OwnedWriteHalf, split};
 use super::stream::{Core, ShortRead, Stream};
 use super::tcp_socket::TcpSocket;
+use crate::buffer::ReadBuffer;
 use crate::source::{Closed, Direction, End, reclaiming};
 
 /// The options of a [`TcpListener`].

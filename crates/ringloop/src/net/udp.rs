@@ -10,9 +10,9 @@ use bytes::Buf;
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use super::address::{ToAddresses, ip, use_first};
-use super::buffer::ReadBuffer;
 use super::datagram::{self, Datagrams};
 use super::family::datagram_socket;
+use crate::buffer::ReadBuffer;
 use crate::source::{Direction, reclaiming};
 pub use batch::UdpBatch;
 use message::ask;

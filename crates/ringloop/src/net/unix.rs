@@ -17,11 +17,11 @@ use ringloop_driver::Interest;
 use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::accept::Acceptor;
-use super::buffer::ReadBuffer;
 use super::datagram::{self, Datagrams};
 use super::family::{datagram_socket, socket_traits, stream};
 use super::halves::{OwnedReadHalf, OwnedWriteHalf, split};
 use super::stream::{Core, ShortRead, Stream};
+use crate::buffer::ReadBuffer;
 use crate::budget;
 use crate::source::{Closed, Direction, End, Source, reclaiming};
 use crate::sys;

@@ -1,19 +1,23 @@
 //! The table of what a runtime waits for: watched descriptors, and operations in flight.
 
+#![allow(unsafe_code)]
+
+use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
-use ringloop_driver::{BackendKind, Event, Op, Token};
+use ringloop_driver::{BackendKind, Event, Op, Room, Token};
 use ringloop_reactor::panics;
 
 use super::watched::Watched;
 use super::{Shared, elsewhere};
+use crate::buffer::{ReadBuffer, spare};
 
 /// Maps each token to whoever its events concern, by the token's index.
 pub(crate) struct Sources {
@@ -21,30 +25,54 @@ pub(crate) struct Sources {
     live: Cell<usize>,
     /// Descriptors whose watches are cancelled. They are closed when the kernel has been told.
     retired: RefCell<Vec<OwnedFd>>,
-    /// Bytes that the driver has given back, to be dropped at the end of the turn.
-    returned: RefCell<Vec<Bytes>>,
+    /// Buffers that the driver has given back, to be dropped at the end of the turn.
+    returned: RefCell<Vec<Box<dyn Any>>>,
 }
 
-/// Bytes that are lent to the driver. Their owner may be a type of the user's. Its destructor must not run while the
-/// reactor is borrowed, so it is deferred to the end of the turn.
-pub(crate) struct Lent(Option<Bytes>);
+/// A buffer that is lent to the driver. It may be of a type of the user's. Its destructor must not run while the reactor is
+/// borrowed, so it is deferred to the end of the turn.
+pub(crate) struct Lent<B: 'static>(Option<B>);
 
-impl Lent {
-    pub(crate) fn new(bytes: Bytes) -> Self {
-        Self(Some(bytes))
+impl<B: 'static> Lent<B> {
+    pub(crate) fn new(buffer: B) -> Self {
+        Self(Some(buffer))
+    }
+
+    /// The buffer, for its user. It is there.
+    pub(crate) fn back(mut self) -> Option<B> {
+        self.0.take()
     }
 }
 
-impl AsRef<[u8]> for Lent {
+impl<B: AsRef<[u8]> + 'static> AsRef<[u8]> for Lent<B> {
     fn as_ref(&self) -> &[u8] {
-        self.0.as_deref().unwrap_or_default()
+        self.0.as_ref().map(B::as_ref).unwrap_or_default()
     }
 }
 
-impl Drop for Lent {
+impl<B: ReadBuffer + Send + 'static> Room for Lent<B> {
+    fn room(&mut self) -> &mut [MaybeUninit<u8>] {
+        let Some(buffer) = &mut self.0 else {
+            return &mut [];
+        };
+        // SAFETY: whoever fills it writes initialised bytes.
+        unsafe { spare(buffer).as_uninit_slice_mut() }
+    }
+
+    unsafe fn filled(&mut self, count: usize) {
+        if let Some(buffer) = &mut self.0 {
+            // SAFETY: the caller has filled that many bytes of the next piece, and nothing else was done since.
+            unsafe { buffer.advance_mut(count) };
+        }
+    }
+}
+
+impl<B: 'static> Drop for Lent<B> {
     fn drop(&mut self) {
-        if let Some(shared) = Shared::try_current() {
-            shared.sources.returned.borrow_mut().extend(self.0.take());
+        if let Some(shared) = Shared::try_current()
+            && let Some(buffer) = self.0.take()
+        {
+            shared.sources.returned.borrow_mut().push(Box::new(buffer));
         }
     }
 }

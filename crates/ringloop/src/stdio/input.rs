@@ -10,9 +10,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use ringloop_driver::Interest;
 
 use crate::budget;
+use crate::buffer::{read_to_end, spare};
 use crate::fs::File;
 use crate::net::ReadBuffer;
-use crate::net::buffer::{read_to_end, spare};
 use crate::source::{Seat, Source, reclaiming};
 use crate::sys::transfer::read_now;
 

@@ -14,7 +14,7 @@ use super::KernelTls;
 use super::halves::{self, TlsReadHalf, TlsWriteHalf};
 use super::session::{Session, WRITE_BYTES_MAX};
 use crate::budget;
-use crate::net::buffer::{ReadBuffer, spare};
+use crate::buffer::{ReadBuffer, spare};
 use crate::net::stream::{HasCore, poll_write_buffer};
 use crate::net::{ReadStream, Stream, TcpStream};
 use crate::sealed::Internal;

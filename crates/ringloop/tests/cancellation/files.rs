@@ -3,7 +3,9 @@
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
+use bytes::{BufMut, Bytes, BytesMut};
 use ringloop::fs::{self, File, OpenOptions};
+use ringloop::net::BufReader;
 use ringloop::{spawn, yield_now};
 
 use crate::common::{pattern, poll_times};
@@ -148,6 +150,48 @@ fn making_a_file_whole() {
             // It is opened, and thereby emptied, and then written.
             assert!(now == b"old" || now.iter().all(|byte| *byte == b'n'));
         }
+    });
+}
+
+/// Buffers of other types, and a stream, which has its own.
+#[test]
+fn buffers_of_other_types() {
+    let folder = Folder::new("others");
+    let path = folder.file();
+    let contents = pattern(MARKED + 5);
+    std::fs::write(&path, &contents).unwrap();
+    at_every_poll(async |cut| {
+        let options = OpenOptions::new().read(true).write(true);
+        let file = options.open(&path).await.unwrap();
+        let whole = async {
+            let (count, bytes) = file.read_at(BytesMut::with_capacity(MARKED), 5).await;
+            assert_eq!(count.unwrap(), bytes.len());
+            assert!(bytes == contents[5..5 + bytes.len()]);
+            let (count, bytes) = file.read_at(buffer().limit(100), 1).await;
+            assert_eq!(count.unwrap(), 100);
+            assert!(bytes.into_inner() == contents[1..101]);
+            let mut bytes = buffer();
+            bytes.extend_from_slice(&contents[..MARKED]);
+            let (result, bytes) = file.write_all_at(Bytes::from(bytes), 0).await;
+            result.unwrap();
+            assert!(bytes == contents[..MARKED]);
+            let mut lines = BufReader::with_capacity(
+                MARKED,
+                File::open(&path).await.unwrap().into_stream().unwrap(),
+            );
+            let mut read = buffer();
+            while read.len() < contents.len() {
+                let bytes = lines.fill_buf().await.unwrap();
+                assert!(!bytes.is_empty());
+                let count = bytes.len();
+                read.extend_from_slice(bytes);
+                lines.consume(count);
+            }
+            assert!(read == contents);
+        };
+        cut.run(whole).await;
+        file.sync_all().await.unwrap();
+        assert!(std::fs::read(&path).unwrap() == contents);
     });
 }
 

@@ -9,7 +9,7 @@ use std::slice::Chunks;
 use socket2::{Domain, Socket};
 
 use super::UdpSocket;
-use crate::net::buffer::ReadBuffer;
+use crate::buffer::ReadBuffer;
 use crate::net::datagram;
 use crate::sys::messages::{self, Envelope, Outgoing};
 
