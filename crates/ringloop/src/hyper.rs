@@ -286,14 +286,14 @@ async fn until_drained<C: Future>(
 }
 
 /// A connection that knows which version of HTTP was negotiated: a [`TcpStream`](crate::net::TcpStream), a
-/// [`UnixStream`](crate::net::UnixStream) or a `TlsStream`. The trait is sealed: no other type can implement it.
+/// [`UnixStream`](crate::net::UnixStream), an [`AnyStream`](crate::net::AnyStream) or a `TlsStream`. The trait is sealed: no other type can implement it.
 pub trait Negotiated: negotiated::IsHttp2 {}
 
 impl<C: negotiated::IsHttp2> Negotiated for C {}
 
 mod negotiated {
     use crate::net::stream::{Core, HasCore};
-    use crate::net::{TcpStream, UnixStream};
+    use crate::net::{AnyStream, TcpStream, UnixStream};
     use crate::sealed::Internal;
 
     /// Only the crate can call the method.
@@ -302,25 +302,21 @@ mod negotiated {
         fn core_of(&self, _: Internal) -> &Core;
     }
 
-    impl IsHttp2 for TcpStream {
-        fn is_http2(&self, _: Internal) -> bool {
-            false
-        }
+    macro_rules! plain {
+        ($($stream:ty),*) => {$(
+            impl IsHttp2 for $stream {
+                fn is_http2(&self, _: Internal) -> bool {
+                    false
+                }
 
-        fn core_of(&self, _: Internal) -> &Core {
-            self.core()
-        }
+                fn core_of(&self, _: Internal) -> &Core {
+                    self.core()
+                }
+            }
+        )*};
     }
 
-    impl IsHttp2 for UnixStream {
-        fn is_http2(&self, _: Internal) -> bool {
-            false
-        }
-
-        fn core_of(&self, _: Internal) -> &Core {
-            self.core()
-        }
-    }
+    plain!(AnyStream, TcpStream, UnixStream);
 
     #[cfg(feature = "tls")]
     impl<S: crate::net::Stream> IsHttp2 for crate::tls::TlsStream<S> {

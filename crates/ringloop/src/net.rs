@@ -4,8 +4,9 @@
 //! when a future is dropped, so cancelling is simple, and buffers may be borrowed. `docs/decisions/direct-io.md` in the
 //! repository has the measurements behind this.
 
-mod accept;
+pub(crate) mod accept;
 mod address;
+mod any;
 mod buf_reader;
 mod connect;
 mod datagram;
@@ -22,6 +23,7 @@ mod unix;
 pub use crate::buffer::ReadBuffer;
 pub use crate::source::Closed;
 pub use address::{ToAddresses, resolve};
+pub use any::AnyStream;
 pub use buf_reader::{BufReader, Lines, ReadStream};
 pub use connect::TcpConnectOptions;
 pub use halves::{OwnedReadHalf, OwnedWriteHalf, ReuniteError};
@@ -30,3 +32,4 @@ pub use tcp::{TcpListener, TcpListenerOptions, TcpStream};
 pub use tcp_socket::{TcpKeepalive, TcpSocket};
 pub use udp::{Ecn, UdpBatch, UdpDatagram, UdpReceived, UdpSocket, UdpSocketOptions};
 pub use unix::{PeerCredentials, ToUnixAddress, UnixDatagram, UnixListener, UnixStream};
+pub(crate) use unix::{bind_unix_listener, unix_address};

@@ -1,4 +1,4 @@
-//! A TCP server: a listener on each worker of a pool, and a task for each connection.
+//! A server of TCP and of Unix sockets: a listener on each worker of a pool, and a task for each connection.
 //!
 //! ```
 //! use ringloop::server::{Connection, Handler, Server};
@@ -37,38 +37,23 @@ mod handover;
 mod idle;
 mod listeners;
 mod mailbox;
+mod paths;
 mod running;
 mod service;
+mod starting;
 mod wire;
 
-use std::convert::Infallible;
-use std::future::Future;
-use std::io;
-use std::net::{SocketAddr, TcpListener as StdListener};
+use std::net::TcpListener as StdListener;
 use std::path::PathBuf;
-use std::rc::Rc;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use async_channel as channel;
-use async_lock::Semaphore;
+use socket2::Socket;
 
-use crate::drain::Listener;
-use crate::net::stream::HasCore;
-use crate::net::{TcpListenerOptions, TcpStream};
-use crate::pool::{self, Pool, PoolConfig};
-use crate::sealed::INTERNAL;
-use crate::shared::Shared;
-use crate::task::Role;
+use crate::net::{AnyStream, TcpListenerOptions, TcpStream, ToUnixAddress};
+use crate::pool::{self, PoolConfig};
 #[cfg(feature = "tls")]
 use crate::tls::{TlsAcceptor, TlsStream};
-use accepting::{Accepting, Worker, accept};
-use conversation::{Conversation, PanicCounter};
-use counters::WorkerCounters;
-use handover::Restart;
-use listeners::{Listening, Place, open};
-use service::Stop;
+use listeners::{Binding, Place};
 use wire::Wire;
 
 pub use client::Client;
@@ -76,7 +61,7 @@ pub use counters::Counters;
 pub use drain::Draining;
 pub use end_signals::{EndSignal, EndSignals};
 pub use handler::{Connection, Handler};
-pub use listeners::inherited_listeners;
+pub use listeners::{AnyListener, inherited_any_listeners, inherited_listeners};
 pub use mailbox::ConnectionHandle;
 pub use running::Running;
 pub use service::Service;
@@ -88,11 +73,13 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 /// How long connections may take to end, by default.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The type of a server's connections: a [`TcpStream`], or, after `Server::tls`, a `TlsStream`. The trait is sealed: no
-/// other type can implement it.
+/// The type of a server's connections: a [`TcpStream`], after `Server::tls` a `TlsStream`, or an [`AnyStream`] for servers
+/// with [Unix sockets](Server::unix). The trait is sealed: no other type can implement it.
 pub trait Transport: Wire {}
 
 impl Transport for TcpStream {}
+
+impl Transport for AnyStream {}
 
 #[cfg(feature = "tls")]
 impl Transport for TlsStream {}
@@ -137,7 +124,7 @@ struct Options {
     places: Vec<Place>,
     workers: usize,
     pool: PoolConfig,
-    listener: TcpListenerOptions,
+    binding: Binding,
     nodelay: bool,
     max_connections: usize,
     idle_timeout: Option<Duration>,
@@ -157,7 +144,7 @@ impl<S: Transport> Clone for Server<S> {
 impl Server {
     /// Creates a server for an address, `host:port`, with one worker per usable CPU.
     pub fn new(address: impl Into<String>) -> Self {
-        Self::of(vec![Place::Address(address.into())])
+        Self::of(vec![Place::Address(address.into())], ())
     }
 
     /// Creates a server for sockets that listen already, such as those of [systemd](inherited_listeners), with one worker per
@@ -181,29 +168,32 @@ impl Server {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub fn from_listeners(listeners: impl IntoIterator<Item = StdListener>) -> Self {
-        let place = |listener| Place::Socket {
-            listener: Arc::new(listener),
-            is_shared: true,
-        };
-        Self::of(listeners.into_iter().map(place).collect())
+        let place = |listener| Place::listening(Socket::from(listener));
+        Self::of(listeners.into_iter().map(place).collect(), ())
     }
 
-    fn of(places: Vec<Place>) -> Self {
-        let options = Options {
-            places,
-            workers: pool::default_workers(),
-            pool: PoolConfig::default(),
-            listener: TcpListenerOptions::default(),
-            nodelay: true,
-            max_connections: usize::MAX,
-            idle_timeout: Some(IDLE_TIMEOUT),
-            drain_timeout: DRAIN_TIMEOUT,
-            restart_path: None,
-        };
-        Self {
-            options,
+    /// Adds a Unix socket, see [`unix`](Server::unix). Functions then get an [`AnyStream`].
+    ///
+    /// ```
+    /// # use ringloop::server::{Connection, Handler, Server};
+    /// # struct Echo;
+    /// # impl Handler for Echo {
+    /// #     fn data(&mut self, connection: &mut Connection<'_>, bytes: &[u8]) -> std::io::Result<()> {
+    /// #         connection.write(bytes)
+    /// #     }
+    /// # }
+    /// # let path = std::env::temp_dir().join(format!("ringloop-doc-and-{}", std::process::id()));
+    /// let server = Server::new("127.0.0.1:0").and_unix(&path).start(|| Echo)?;
+    /// assert_eq!(server.local_addrs().len(), 1);
+    /// assert_eq!(server.local_unix_addrs()[0].as_pathname(), Some(path.as_path()));
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn and_unix(self, address: impl ToUnixAddress) -> Server<AnyStream> {
+        let server: Server<AnyStream> = Server {
+            options: self.options,
             settings: (),
-        }
+        };
+        server.and_unix(address)
     }
 
     /// Serves TLS, with a rustls `ServerConfig`. Pass a [`TlsAcceptor`] to change the handshake timeout, which is 10
@@ -219,7 +209,101 @@ impl Server {
     }
 }
 
+impl Server<AnyStream> {
+    /// Creates a server for a Unix socket at a path, or with an abstract name, with one worker per usable CPU. Functions get an
+    /// [`AnyStream`].
+    ///
+    /// A socket that is at the path already is replaced, also if a process still listens on it, so that a new process can
+    /// take over. Anything else there is an error. The server sets the socket's [permissions](Self::unix_mode), and removes
+    /// it when it ends, unless another one has taken its place. With a [restart path](Self::restart_path), the next process
+    /// has the same socket.
+    ///
+    /// Limits, draining and handles work as with TCP. There is one queue, which the workers share: each connection goes to
+    /// whoever is free first.
+    ///
+    /// ```
+    /// use ringloop::server::Server;
+    /// use std::io::Read;
+    /// use std::os::unix::net::UnixStream;
+    ///
+    /// # fn main() -> std::io::Result<()> {
+    /// # let path = std::env::temp_dir().join(format!("ringloop-doc-unix-{}", std::process::id()));
+    /// let server = Server::unix(&path).unix_mode(0o600).start_with(|mut stream, _| async move {
+    ///     let peer = stream.peer_credentials()?.expect("it is a Unix socket");
+    ///     let text = format!("hello, user {}", peer.uid);
+    ///     stream.write_all(text.as_bytes()).await.0
+    /// })?;
+    /// let mut text = String::new();
+    /// UnixStream::connect(&path)?.read_to_string(&mut text)?;
+    /// assert!(text.starts_with("hello, user "));
+    /// server.shutdown(std::time::Duration::from_secs(5));
+    /// assert!(!path.exists());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn unix(address: impl ToUnixAddress) -> Self {
+        Self::of(Vec::new(), ()).and_unix(address)
+    }
+
+    /// Creates a server for sockets of TCP or Unix sockets that listen already, such as those of
+    /// [systemd](inherited_any_listeners), as [`from_listeners`](Server::from_listeners) does. Paths of Unix sockets stay: they
+    /// belong to whoever has bound them.
+    ///
+    /// ```
+    /// # use ringloop::server::{Connection, Handler, Server};
+    /// # struct Echo;
+    /// # impl Handler for Echo {
+    /// #     fn data(&mut self, connection: &mut Connection<'_>, bytes: &[u8]) -> std::io::Result<()> {
+    /// #         connection.write(bytes)
+    /// #     }
+    /// # }
+    /// # let path = std::env::temp_dir().join(format!("ringloop-doc-any-{}", std::process::id()));
+    /// let tcp = std::net::TcpListener::bind("127.0.0.1:0")?;
+    /// let unix = std::os::unix::net::UnixListener::bind(&path)?;
+    /// let server = Server::from_any_listeners([tcp.into(), unix.into()]).start(|| Echo)?;
+    /// # std::fs::remove_file(&path)?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn from_any_listeners(listeners: impl IntoIterator<Item = AnyListener>) -> Self {
+        let place = |listener| Place::listening(Socket::from(listener));
+        Self::of(listeners.into_iter().map(place).collect(), ())
+    }
+
+    /// Adds another Unix socket, see [`unix`](Self::unix).
+    pub fn and_unix(mut self, address: impl ToUnixAddress) -> Self {
+        let address = address.to_unix_address();
+        let place = Place::Unix(address.map_err(|error| error.to_string()));
+        self.options.places.push(place);
+        self
+    }
+
+    /// Sets the permissions of the sockets that the server makes at paths: connecting needs the permission to write. By
+    /// default, those of a socket that is replaced, and otherwise 0o666: everybody may connect who may enter the folder.
+    pub fn unix_mode(mut self, mode: u32) -> Self {
+        self.options.binding.unix_mode = Some(mode);
+        self
+    }
+}
+
 impl<S: Transport> Server<S> {
+    fn of(places: Vec<Place>, settings: S::Settings) -> Self {
+        let options = Options {
+            places,
+            workers: pool::default_workers(),
+            pool: PoolConfig::default(),
+            binding: Binding {
+                tcp: TcpListenerOptions::default(),
+                unix_mode: None,
+            },
+            nodelay: true,
+            max_connections: usize::MAX,
+            idle_timeout: Some(IDLE_TIMEOUT),
+            drain_timeout: DRAIN_TIMEOUT,
+            restart_path: None,
+        };
+        Self { options, settings }
+    }
+
     /// Adds an address, `host:port`, to listen on. A server with several addresses has the same settings, and serves in the
     /// same way, on all of them; use [`start_on`](Self::start_on) for servers that differ.
     ///
@@ -300,7 +384,7 @@ impl<S: Transport> Server<S> {
 
     /// Sets how many connections may wait in the kernel, per worker.
     pub fn backlog(mut self, backlog: u32) -> Self {
-        self.options.listener.backlog = backlog;
+        self.options.binding.tcp.backlog = backlog;
         self
     }
 
@@ -323,7 +407,7 @@ impl<S: Transport> Server<S> {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub fn reuse_port(mut self, reuse_port: bool) -> Self {
-        self.options.listener.reuse_port = reuse_port;
+        self.options.binding.tcp.reuse_port = reuse_port;
         self
     }
 
@@ -375,327 +459,5 @@ impl<S: Transport> Server<S> {
     pub fn drain_timeout(mut self, drain_timeout: Duration) -> Self {
         self.options.drain_timeout = drain_timeout;
         self
-    }
-
-    /// Starts the server. `make_handler` creates a handler for each connection.
-    ///
-    /// Binding resolves a host name with the system's resolver, which blocks the calling thread.
-    ///
-    /// # Errors
-    /// Returns the errors of [`Pool::new`] and of binding, and `InvalidInput` for a limit of 0 connections or an idle
-    /// timeout of 0.
-    pub fn start<M, H>(self, make_handler: M) -> io::Result<Running>
-    where
-        M: Fn() -> H + Clone + Send + 'static,
-        H: Handler,
-    {
-        let pool = self.new_pool()?;
-        Ok(Running::new(self.start_on(&pool, make_handler)?, pool))
-    }
-
-    /// Starts the server as [`start`](Self::start) does, on the workers of a pool, perhaps beside other servers. The server's
-    /// own settings of workers and of the pool are not used.
-    ///
-    /// # Errors
-    /// See [`start`](Self::start).
-    pub fn start_on<M, H>(self, pool: &Pool, make_handler: M) -> io::Result<Service>
-    where
-        M: Fn() -> H + Clone + Send + 'static,
-        H: Handler,
-    {
-        self.start_each_on(pool, move |_| make_handler.clone())
-    }
-
-    /// Starts the server as [`start_on`](Self::start_on) does, with state for each worker: `make` is called once in each
-    /// worker's thread, with its number, and returns what creates a handler for each connection there. What the handlers of
-    /// a worker share need not be `Send`. If `make` panics, that worker serves no connection of this server.
-    ///
-    /// ```
-    /// use ringloop::server::{Connection, Handler, Server};
-    /// use ringloop::{Pool, PoolConfig};
-    /// use std::{cell::Cell, io, rc::Rc};
-    ///
-    /// struct Counting(Rc<Cell<u64>>);
-    ///
-    /// impl Handler for Counting {
-    ///     fn data(&mut self, connection: &mut Connection<'_>, _: &[u8]) -> io::Result<()> {
-    ///         self.0.set(self.0.get() + 1);
-    ///         connection.write(format!("{}\n", self.0.get()).as_bytes())
-    ///     }
-    /// }
-    ///
-    /// let pool = Pool::new(2, &PoolConfig::default())?;
-    /// let server = Server::new("127.0.0.1:0").start_each_on(&pool, |_worker| {
-    ///     let count = Rc::new(Cell::new(0));
-    ///     move || Counting(Rc::clone(&count))
-    /// })?;
-    /// # drop(server);
-    /// # Ok::<(), std::io::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// See [`start`](Self::start).
-    pub fn start_each_on<M, N, H>(self, pool: &Pool, make: M) -> io::Result<Service>
-    where
-        M: Fn(usize) -> N + Clone + Send + 'static,
-        N: Fn() -> H + 'static,
-        H: Handler,
-    {
-        self.start_handlers(pool, None, make)
-    }
-
-    fn start_handlers<M, N, H>(
-        self,
-        pool: &Pool,
-        taken: Option<Vec<Listening>>,
-        make: M,
-    ) -> io::Result<Service>
-    where
-        M: Fn(usize) -> N + Clone + Send + 'static,
-        N: Fn() -> H + 'static,
-        H: Handler,
-    {
-        let idle_timeout = self.options.idle_timeout;
-        self.start_workers(pool, taken, None, move |worker: Worker| {
-            let make_handler = Rc::new(make(worker.number));
-            move |peer| {
-                let make_handler = Rc::clone(&make_handler);
-                let Worker {
-                    counters, drain, ..
-                } = worker.clone();
-                move |wire| {
-                    let draining = Listener::new(drain);
-                    Conversation::new(make_handler(), wire, peer, idle_timeout, draining, counters)
-                }
-            }
-        })
-    }
-
-    fn new_pool(&self) -> io::Result<Pool> {
-        Pool::new(self.options.workers, &self.options.pool)
-    }
-
-    /// Starts the server and blocks until SIGINT (Ctrl-C) or SIGTERM. It then stops accepting, calls
-    /// [`Handler::draining`] for each connection, and cuts off those that are left after the [drain
-    /// timeout](Server::drain_timeout). A second signal ends the process at once.
-    ///
-    /// # Errors
-    /// See [`start`](Server::start).
-    pub fn serve<M, H>(self, make_handler: M) -> io::Result<()>
-    where
-        M: Fn() -> H + Clone + Send + 'static,
-        H: Handler,
-    {
-        self.serve_until_told(|server, pool, taken| {
-            server.start_handlers(pool, taken, move |_| make_handler.clone())
-        })
-    }
-
-    fn serve_until_told(
-        self,
-        start: impl FnOnce(Self, &Pool, Option<Vec<Listening>>) -> io::Result<Service>,
-    ) -> io::Result<()> {
-        let signals = EndSignals::listen()?;
-        let drain_timeout = self.options.drain_timeout;
-        let path = self.options.restart_path.clone();
-        let (restart, taken) = path.map(Restart::begin).transpose()?.unzip();
-        let pool = self.new_pool()?;
-        let service = start(self, &pool, taken)?;
-        Running::new(service, pool).run(signals, drain_timeout, restart)
-    }
-
-    /// Starts a server that serves each connection with an async function or closure. It gets the stream: a
-    /// [`TcpStream`], or after `tls` a `TlsStream`. A host name is resolved as by [`start`](Self::start).
-    ///
-    /// ```
-    /// use ringloop::server::Server;
-    ///
-    /// # fn main() -> std::io::Result<()> {
-    /// let server = Server::new("127.0.0.1:0").start_with(|mut stream, client| async move {
-    ///     let greeting = format!("hello {client}");
-    ///     stream.write_all(greeting.as_bytes()).await.0
-    /// })?;
-    /// # drop(server);
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// See [`start`](Server::start).
-    pub fn start_with<M, F>(self, serve: M) -> io::Result<Running>
-    where
-        M: Fn(S, Client) -> F + Clone + Send + 'static,
-        F: Future<Output = io::Result<()>> + 'static,
-    {
-        let pool = self.new_pool()?;
-        Ok(Running::new(self.start_with_on(&pool, serve)?, pool))
-    }
-
-    /// Starts the server as [`start_with`](Self::start_with) does, on the workers of a pool, perhaps beside other servers.
-    /// The server's own settings of workers and of the pool are not used.
-    ///
-    /// # Errors
-    /// See [`start`](Self::start).
-    pub fn start_with_on<M, F>(self, pool: &Pool, serve: M) -> io::Result<Service>
-    where
-        M: Fn(S, Client) -> F + Clone + Send + 'static,
-        F: Future<Output = io::Result<()>> + 'static,
-    {
-        self.start_each_with_on(pool, move |_| serve.clone())
-    }
-
-    /// Starts the server as [`start_with_on`](Self::start_with_on) does, with state for each worker: `make` is called once in
-    /// each worker's thread, with its number, and returns the function that serves each connection there. What it captures
-    /// need not be `Send`.
-    ///
-    /// # Errors
-    /// See [`start`](Self::start).
-    pub fn start_each_with_on<M, N, F>(self, pool: &Pool, make: M) -> io::Result<Service>
-    where
-        M: Fn(usize) -> N + Clone + Send + 'static,
-        N: Fn(S, Client) -> F + 'static,
-        F: Future<Output = io::Result<()>> + 'static,
-    {
-        self.start_functions(pool, None, make)
-    }
-
-    fn start_functions<M, N, F>(
-        self,
-        pool: &Pool,
-        taken: Option<Vec<Listening>>,
-        make: M,
-    ) -> io::Result<Service>
-    where
-        M: Fn(usize) -> N + Clone + Send + 'static,
-        N: Fn(S, Client) -> F + 'static,
-        F: Future<Output = io::Result<()>> + 'static,
-    {
-        let idle_timeout = self.options.idle_timeout;
-        self.start_workers(pool, taken, idle_timeout, move |worker: Worker| {
-            let serve = Rc::new(make(worker.number));
-            move |address| {
-                let serve = Rc::clone(&serve);
-                let drain = Rc::clone(&worker.drain);
-                move |stream: S| {
-                    let client = Client::of(address, drain, stream.socket(INTERNAL).core());
-                    serve(stream, client)
-                }
-            }
-        })
-    }
-
-    /// Like [`serve`](Server::serve), with functions instead of handlers. A function learns about draining from
-    /// [`Client::draining`].
-    ///
-    /// # Errors
-    /// See [`start`](Server::start).
-    pub fn serve_with<M, F>(self, serve: M) -> io::Result<()>
-    where
-        M: Fn(S, Client) -> F + Clone + Send + 'static,
-        F: Future<Output = io::Result<()>> + 'static,
-    {
-        self.serve_until_told(|server, pool, taken| {
-            server.start_functions(pool, taken, move |_| serve.clone())
-        })
-    }
-
-    /// Starts the workers. Each calls `make` once. The result is called with the address of each connection, and what
-    /// that returns is called with the connection itself, and returns the future that serves it.
-    ///
-    /// `idle_timeout` is for futures that do not track idleness themselves. `taken` are the sockets of the process that ran
-    /// before; `None` if those of this one will not be handed over.
-    fn start_workers<M, G, N, F>(
-        self,
-        pool: &Pool,
-        taken: Option<Vec<Listening>>,
-        idle_timeout: Option<Duration>,
-        make: M,
-    ) -> io::Result<Service>
-    where
-        M: Fn(Worker) -> G + Clone + Send + 'static,
-        G: Fn(SocketAddr) -> N + 'static,
-        N: FnOnce(S) -> F + 'static,
-        F: Future<Output = io::Result<()>> + 'static,
-    {
-        if self.options.max_connections == 0 {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "max_connections is 0; use at least 1",
-            ));
-        }
-        if self.options.idle_timeout == Some(Duration::ZERO) {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "idle_timeout is 0; use a longer time, or None for no limit",
-            ));
-        }
-        if self.options.places.is_empty() {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "there is nothing to listen on; pass an address or a listening socket",
-            ));
-        }
-        let workers = pool.workers();
-        let may_be_handed_over = taken.is_some();
-        let listeners = open(
-            &self.options.places,
-            workers,
-            &self.options.listener,
-            taken.unwrap_or_default(),
-        )?;
-        let mut addresses = Vec::new();
-        let mut sockets = Vec::new();
-        for listening in listeners.iter().flatten() {
-            let address = listening.socket.local_addr()?;
-            if !addresses.contains(&address) {
-                addresses.push(address);
-            }
-            if may_be_handed_over && !listening.is_copy {
-                sockets.push(Listening {
-                    socket: listening.socket.try_clone()?,
-                    ..*listening
-                });
-            }
-        }
-        let permits = Arc::new(Semaphore::new(self.options.max_connections));
-        let has_successor = Arc::new(AtomicBool::new(false));
-        let (stop, stopped) = channel::bounded::<Infallible>(1);
-        let mut counters = Vec::with_capacity(workers);
-        for (number, listeners) in listeners.into_iter().enumerate() {
-            let own_counters = Arc::new(WorkerCounters::default());
-            counters.push(Arc::clone(&own_counters));
-            let accepting = Accepting {
-                permits: Arc::clone(&permits),
-                settings: self.settings.clone(),
-                nodelay: self.options.nodelay,
-                idle_timeout,
-                has_successor: Arc::clone(&has_successor),
-            };
-            let (make, stopped) = (make.clone(), stopped.clone());
-            let begin = move || async move {
-                let _guard = PanicCounter(&own_counters);
-                let worker = Worker {
-                    number,
-                    counters: Arc::clone(&own_counters),
-                    drain: Rc::default(),
-                };
-                let begin = Rc::new(make(worker.clone()));
-                let accepting = Rc::new(accepting);
-                for listening in listeners {
-                    let (accepting, begin) = (Rc::clone(&accepting), Rc::clone(&begin));
-                    let accepting =
-                        accept(listening, accepting, begin, worker.clone(), stopped.clone());
-                    drop(Shared::current().spawn_as(Role::Connection, accepting));
-                }
-            };
-            drop(pool.handle(number).spawn_as(Role::Connection, begin));
-        }
-        Ok(Service {
-            addresses,
-            stop: Stop::new(stop),
-            counters,
-            sockets,
-            has_successor,
-        })
     }
 }

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use ringloop::fs::{AlignedBuf, File, FileStream};
 use ringloop::net::{
-    TcpListener, TcpSocket, TcpStream, UdpSocket, UnixDatagram, UnixListener, UnixStream,
+    AnyStream, TcpListener, TcpSocket, TcpStream, UdpSocket, UnixDatagram, UnixListener, UnixStream,
 };
 use ringloop::process::{Child, Command};
 use ringloop::server::{EndSignals, Running, Server};
@@ -64,9 +64,9 @@ fn types_are_bound_to_threads_as_documented() {
     check!(Sync: AbortHandle AbortOnDrop<u8>);
     check!(not Send: AbortOnDrop<Rc<u8>> JoinSet<Rc<u8>>);
     check!(Send: Server<TcpStream> Running EndSignals Reactor ReactorConfig);
-    check!(Send: AlignedBuf Command TcpSocket);
+    check!(Send: AlignedBuf Server<AnyStream> Command TcpSocket);
     check!(Sync: AlignedBuf);
-    check!(not Send: FileStream);
+    check!(not Send: AnyStream FileStream);
     check!(not Send: AsyncFd<OwnedFd> Child Stdin Stdout);
     check!(not Sync: AsyncFd<OwnedFd> Child Stdin Stdout);
     check!(not Send: JoinHandle<Rc<u8>> Runtime TcpStream TcpListener UnixStream UdpSocket Sleep);

@@ -6,8 +6,9 @@ mod common;
 use std::env;
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{self, Child, Command, Stdio};
 use std::sync::Arc;
@@ -16,7 +17,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{LONG, backends, pool_config};
-use ringloop::server::{Connection, Handler, Server, inherited_listeners};
+use ringloop::server::{
+    AnyListener, Connection, Handler, Server, Transport, inherited_any_listeners,
+    inherited_listeners,
+};
 
 /// How many connections are made while the program is restarted; `RINGLOOP_TEST_CONNECTIONS` says another number.
 const CONNECTIONS: u64 = 5_000;
@@ -37,7 +41,18 @@ fn main() {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments[..] {
         ["serve", backend, address, path] => serve(backend, address, Some(path)),
+        ["fail", backend, address, path] => {
+            let server = Server::unix(address).and("127.0.0.1:no-port");
+            let server = server.pool_config(pool_config(backend.parse().unwrap()));
+            server.restart_path(path).serve(|| Echo).unwrap_err();
+        }
         ["inherit", backend] => inherit(backend),
+        ["inherit_any", backend] => inherit_any(backend),
+        ["inherit_what_is_not_tcp"] => {
+            let error = inherited_listeners().unwrap_err().to_string();
+            assert!(error.contains("descriptor 3"), "{error}");
+            assert!(error.contains("inherited_any_listeners"), "{error}");
+        }
         ["inherit_in_two_attempts"] => inherit_in_two_attempts(),
         _ => check_all(),
     }
@@ -48,10 +63,22 @@ type Case = fn(&str);
 fn check_all() {
     for backend in backends() {
         let backend = &backend.to_string();
-        let cases: [(&str, Case); 5] = [
+        let cases: [(&str, Case); 8] = [
+            (
+                "a_successor_that_cannot_start_leaves_the_unix_socket",
+                a_successor_that_cannot_start_leaves_the_unix_socket,
+            ),
             (
                 "no_connection_is_lost_in_a_restart",
                 no_connection_is_lost_in_a_restart,
+            ),
+            (
+                "no_connection_of_a_unix_socket_is_lost_in_a_restart",
+                no_connection_of_a_unix_socket_is_lost_in_a_restart,
+            ),
+            (
+                "unix_sockets_of_a_service_manager_are_used",
+                unix_sockets_of_a_service_manager_are_used,
             ),
             (
                 "a_successor_that_fails_changes_nothing",
@@ -75,7 +102,15 @@ fn check_all() {
 }
 
 fn serve(backend: &str, address: &str, path: Option<&str>) {
-    let mut server = Server::new(address)
+    if address.starts_with('/') {
+        serve_with(Server::unix(address), backend, path);
+    } else {
+        serve_with(Server::new(address), backend, path);
+    }
+}
+
+fn serve_with<S: Transport>(server: Server<S>, backend: &str, path: Option<&str>) {
+    let mut server = server
         .workers(2)
         .backlog(4096)
         .pool_config(pool_config(backend.parse().unwrap()));
@@ -104,6 +139,23 @@ fn inherit(backend: &str) {
     running.shutdown(LONG);
 }
 
+fn inherit_any(backend: &str) {
+    let inherited = inherited_any_listeners().unwrap();
+    assert!(matches!(
+        inherited[..],
+        [AnyListener::Tcp(_), AnyListener::Unix(_)]
+    ));
+    let running = Server::from_any_listeners(inherited)
+        .workers(2)
+        .pool_config(pool_config(backend.parse().unwrap()))
+        .start(|| Echo)
+        .unwrap();
+    println!("ready");
+    // Until the parent closes its end.
+    io::stdin().read_to_end(&mut Vec::new()).unwrap();
+    running.shutdown(LONG);
+}
+
 fn inherit_in_two_attempts() {
     let error = inherited_listeners().unwrap_err();
     assert!(error.to_string().contains("descriptor 4"), "{error}");
@@ -120,9 +172,9 @@ fn inherit_in_two_attempts() {
 struct Program(Child);
 
 impl Program {
-    fn start(backend: &str, address: SocketAddr, path: &Path) -> Self {
+    fn start(backend: &str, address: &str, path: &Path) -> Self {
         let child = Command::new(env::current_exe().unwrap())
-            .args(["serve", backend, &address.to_string()])
+            .args(["serve", backend, address])
             .arg(path)
             .stdout(Stdio::piped())
             .spawn()
@@ -180,17 +232,27 @@ impl Drop for Folder {
 }
 
 /// An address that is free. Only this process uses this host's address, so nobody else takes it.
-fn free_address() -> SocketAddr {
+fn free_address() -> String {
     let [_, _, high, low] = process::id().to_be_bytes();
     let host = format!("127.77.{high}.{low}");
     let taken = TcpListener::bind((host.as_str(), 0)).unwrap();
-    taken.local_addr().unwrap()
+    taken.local_addr().unwrap().to_string()
 }
 
-/// Connects, asks, and reads the answer.
-fn ask(address: SocketAddr) -> io::Result<()> {
-    let mut stream = TcpStream::connect(address)?;
-    stream.set_read_timeout(Some(LONG))?;
+/// Connects to an address or a path, asks, and reads the answer.
+fn ask(address: &str) -> io::Result<()> {
+    if address.starts_with('/') {
+        let stream = UnixStream::connect(address)?;
+        stream.set_read_timeout(Some(LONG))?;
+        ask_by(stream)
+    } else {
+        let stream = TcpStream::connect(address)?;
+        stream.set_read_timeout(Some(LONG))?;
+        ask_by(stream)
+    }
+}
+
+fn ask_by(mut stream: impl Read + Write) -> io::Result<()> {
     stream.write_all(b"hello")?;
     let mut answer = [0; 5];
     stream.read_exact(&mut answer)?;
@@ -208,28 +270,44 @@ fn until(what: &str, condition: impl Fn() -> bool) {
 
 /// Waits until the socket at a path is another one than before.
 fn until_replaced(path: &Path, before: Option<u64>) -> u64 {
-    use std::os::unix::fs::MetadataExt;
-    let inode = || fs::symlink_metadata(path).ok().map(|found| found.ino());
-    until("a new socket", || inode().is_some() && inode() != before);
-    inode().unwrap()
+    let now = || fs::symlink_metadata(path).ok().map(|found| inode(&found));
+    until("a new socket", || now().is_some() && now() != before);
+    now().unwrap()
+}
+
+fn inode(found: &fs::Metadata) -> u64 {
+    std::os::unix::fs::MetadataExt::ino(found)
 }
 
 fn no_connection_is_lost_in_a_restart(backend: &str) {
+    restart(backend, &Folder::new(), &free_address());
+}
+
+fn no_connection_of_a_unix_socket_is_lost_in_a_restart(backend: &str) {
     let folder = Folder::new();
+    let path = folder.0.join("service.sock");
+    restart(backend, &folder, path.to_str().unwrap());
+    assert!(!path.exists(), "the last one has left its socket");
+}
+
+fn restart(backend: &str, folder: &Folder, address: &str) {
     let path = folder.socket();
-    let address = free_address();
     let connections =
         env::var("RINGLOOP_TEST_CONNECTIONS").map_or(CONNECTIONS, |number| number.parse().unwrap());
     let mut server = Program::start(backend, address, &path);
     let mut socket = until_replaced(&path, None);
+    let before = fs::symlink_metadata(address)
+        .ok()
+        .map(|found| inode(&found));
     let asked = Arc::new(AtomicU64::new(0));
     let is_over = Arc::new(AtomicBool::new(false));
     let clients: Vec<_> = (0..CLIENTS)
         .map(|_| {
             let (asked, is_over) = (Arc::clone(&asked), Arc::clone(&is_over));
+            let address = address.to_owned();
             thread::spawn(move || {
                 while !is_over.load(Ordering::Relaxed) {
-                    ask(address).expect("a connection was lost");
+                    ask(&address).expect("a connection was lost");
                     asked.fetch_add(1, Ordering::Relaxed);
                 }
             })
@@ -254,31 +332,35 @@ fn no_connection_is_lost_in_a_restart(backend: &str) {
     for client in clients {
         client.join().unwrap();
     }
+    let after = fs::symlink_metadata(address)
+        .ok()
+        .map(|found| inode(&found));
+    assert_eq!(before, after, "it was handed over, not made anew");
     server.terminate();
     server.wait();
     assert!(!path.exists(), "the last one has left its socket");
-    TcpStream::connect(address).expect_err("nobody listens any more");
+    ask(address).expect_err("nobody listens any more");
 }
 
 fn a_successor_that_fails_changes_nothing(backend: &str) {
     let folder = Folder::new();
     let path = folder.socket();
     let address = free_address();
-    let server = Program::start(backend, address, &path);
+    let server = Program::start(backend, &address, &path);
     until_replaced(&path, None);
     // They take the sockets, or do not even say what they want, and end.
     for takes in [true, false] {
-        let mut link = std::os::unix::net::UnixStream::connect(&path).unwrap();
+        let mut link = UnixStream::connect(&path).unwrap();
         if takes {
             link.write_all(b"t").unwrap();
             link.read_exact(&mut [0; 4]).unwrap();
         }
         drop(link);
-        ask(address).unwrap();
+        ask(&address).unwrap();
     }
     // A connection that waits for the server when it ends is served by it: nobody else does.
     server.signal(libc::SIGSTOP);
-    let mut waiting = TcpStream::connect(address).unwrap();
+    let mut waiting = TcpStream::connect(&address).unwrap();
     waiting.write_all(b"hello").unwrap();
     server.terminate();
     server.signal(libc::SIGCONT);
@@ -286,7 +368,29 @@ fn a_successor_that_fails_changes_nothing(backend: &str) {
     waiting.read_exact(&mut answer).expect("it was dropped");
     assert_eq!(&answer, b"hello");
     server.wait();
-    TcpStream::connect(address).expect_err("nobody listens any more");
+    TcpStream::connect(&address).expect_err("nobody listens any more");
+}
+
+fn a_successor_that_cannot_start_leaves_the_unix_socket(backend: &str) {
+    let folder = Folder::new();
+    let (path, service) = (folder.socket(), folder.0.join("service.sock"));
+    let address = service.to_str().unwrap();
+    let server = Program::start(backend, address, &path);
+    until_replaced(&path, None);
+    let failed = Command::new(env::current_exe().unwrap())
+        .args(["fail", backend, address])
+        .arg(&path)
+        .status()
+        .unwrap();
+    assert!(failed.success(), "{failed}");
+    ask(address).unwrap();
+    // Whoever comes next is heard when the server knows of the failure.
+    let mut link = UnixStream::connect(&path).unwrap();
+    link.write_all(b"?").unwrap();
+    assert_eq!(link.read(&mut [0]).unwrap_or(0), 0);
+    server.terminate();
+    server.wait();
+    assert!(!service.exists(), "it has left its socket");
 }
 
 fn what_is_in_the_way_is_kept(backend: &str) {
@@ -294,7 +398,7 @@ fn what_is_in_the_way_is_kept(backend: &str) {
     let path = folder.socket();
     fs::write(&path, "not a socket").unwrap();
     let mut failed = Command::new(env::current_exe().unwrap())
-        .args(["serve", backend, &free_address().to_string()])
+        .args(["serve", backend, &free_address()])
         .arg(&path)
         .stderr(Stdio::piped())
         .spawn()
@@ -307,35 +411,66 @@ fn what_is_in_the_way_is_kept(backend: &str) {
     assert_eq!(fs::read(&path).unwrap(), b"not a socket");
     // A socket that nobody listens at is what a process leaves that was killed.
     fs::remove_file(&path).unwrap();
-    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    drop(UnixListener::bind(&path).unwrap());
     let address = free_address();
-    let server = Program::start(backend, address, &path);
-    until("it listens", || ask(address).is_ok());
+    let server = Program::start(backend, &address, &path);
+    until("it listens", || ask(&address).is_ok());
     server.terminate();
     server.wait();
 }
 
 fn sockets_of_a_service_manager_are_used(backend: &str) {
     let listeners = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
-    let [first, second] = &listeners;
+    let addresses = [0, 1].map(|index| listeners[index].local_addr().unwrap().to_string());
+    inherited("inherit", backend, listeners.map(OwnedFd::from), &addresses);
+}
+
+fn unix_sockets_of_a_service_manager_are_used(backend: &str) {
+    let folder = Folder::new();
+    let path = folder.0.join("service.sock");
+    let unix = UnixListener::bind(&path).unwrap();
+    let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+    let script = r#"LISTEN_FDS=1 LISTEN_PID=$$ exec "$0" inherit_what_is_not_tcp 3<&0 0</dev/null"#;
+    let status = Command::new("sh")
+        .args(["-c", script])
+        .arg(env::current_exe().unwrap())
+        .stdin(OwnedFd::from(unix.try_clone().unwrap()))
+        .status()
+        .unwrap();
+    assert!(status.success(), "{status}");
+    let addresses = [
+        tcp.local_addr().unwrap().to_string(),
+        path.to_str().unwrap().to_owned(),
+    ];
+    inherited(
+        "inherit_any",
+        backend,
+        [tcp.into(), unix.into()],
+        &addresses,
+    );
+    assert!(path.exists(), "it is the service manager's");
+}
+
+/// Starts a program that listens on these sockets, asks it, and ends it.
+fn inherited(mode: &str, backend: &str, [first, second]: [OwnedFd; 2], addresses: &[String; 2]) {
     // The process learns its own number as systemd would tell it.
-    let script = r#"LISTEN_FDS=2 LISTEN_PID=$$ exec "$0" inherit "$1" 3<&1 4<&2 1>&5 5>&-"#;
+    let script = r#"LISTEN_FDS=2 LISTEN_PID=$$ exec "$0" "$1" "$2" 3<&1 4<&2 1>&5 5>&-"#;
     let (output, there) = io::pipe().unwrap();
     let mut command = Command::new("sh");
     command
         .args(["-c", script])
         .arg(env::current_exe().unwrap())
-        .arg(backend)
+        .args([mode, backend])
         .stdin(Stdio::piped())
-        .stdout(OwnedFd::from(first.try_clone().unwrap()))
-        .stderr(OwnedFd::from(second.try_clone().unwrap()));
+        .stdout(first)
+        .stderr(second);
     let mut child = spawn_with_fifth(&mut command, there.into());
     drop(command);
     let mut line = String::new();
     BufReader::new(output).read_line(&mut line).unwrap();
     assert_eq!(line, "ready\n");
-    for listener in &listeners {
-        ask(listener.local_addr().unwrap()).unwrap();
+    for address in addresses {
+        ask(address).unwrap();
     }
     drop(child.stdin.take());
     assert!(child.wait().unwrap().success());

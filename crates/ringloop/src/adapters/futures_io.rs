@@ -8,7 +8,7 @@ use futures_io::{AsyncRead, AsyncSeek, AsyncWrite};
 
 use super::Transfer;
 use crate::fs::FileStream;
-use crate::net::{OwnedReadHalf, OwnedWriteHalf, Stream, TcpStream, UnixStream};
+use crate::net::{AnyStream, OwnedReadHalf, OwnedWriteHalf, Stream, TcpStream, UnixStream};
 use crate::process::{ChildStderr, ChildStdin, ChildStdout};
 #[cfg(feature = "tls")]
 use crate::tls::{TlsReadHalf, TlsStream, TlsWriteHalf};
@@ -27,7 +27,8 @@ macro_rules! read {
     )*};
 }
 
-read!(Transfer::poll_read_into: [] TcpStream, [] UnixStream, [S: Stream] OwnedReadHalf<S>);
+read!(Transfer::poll_read_into: [] AnyStream, [] TcpStream, [] UnixStream, [S: Stream] OwnedReadHalf<S>);
+write_by_transfer!([] AnyStream: AsyncWrite, poll_close);
 write_by_transfer!([] TcpStream: AsyncWrite, poll_close);
 write_by_transfer!([] UnixStream: AsyncWrite, poll_close);
 write_by_transfer!([S: Stream] OwnedWriteHalf<S>: AsyncWrite, poll_close);

@@ -11,7 +11,7 @@ use hyper::rt::{Read, ReadBufCursor, Write};
 use super::Transfer;
 #[cfg(feature = "tls")]
 use crate::net::Stream;
-use crate::net::{TcpStream, UnixStream};
+use crate::net::{AnyStream, TcpStream, UnixStream};
 #[cfg(feature = "tls")]
 use crate::tls::TlsStream;
 
@@ -34,7 +34,8 @@ macro_rules! read {
     )*};
 }
 
-read!([] TcpStream, [] UnixStream);
+read!([] AnyStream, [] TcpStream, [] UnixStream);
+write_by_transfer!([] AnyStream: Write, poll_shutdown, is_write_vectored);
 write_by_transfer!([] TcpStream: Write, poll_shutdown, is_write_vectored);
 write_by_transfer!([] UnixStream: Write, poll_shutdown, is_write_vectored);
 #[cfg(feature = "tls")]

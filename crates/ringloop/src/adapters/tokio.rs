@@ -10,7 +10,7 @@ use tokio::io::{AsyncRead, AsyncSeek, AsyncWrite, ReadBuf};
 
 use super::Transfer;
 use crate::fs::FileStream;
-use crate::net::{OwnedReadHalf, OwnedWriteHalf, Stream, TcpStream, UnixStream};
+use crate::net::{AnyStream, OwnedReadHalf, OwnedWriteHalf, Stream, TcpStream, UnixStream};
 use crate::process::{ChildStderr, ChildStdin, ChildStdout};
 #[cfg(feature = "tls")]
 use crate::tls::{TlsReadHalf, TlsStream, TlsWriteHalf};
@@ -35,7 +35,8 @@ macro_rules! read {
     )*};
 }
 
-read!(Transfer::poll_read_into: [] TcpStream, [] UnixStream, [S: Stream] OwnedReadHalf<S>);
+read!(Transfer::poll_read_into: [] AnyStream, [] TcpStream, [] UnixStream, [S: Stream] OwnedReadHalf<S>);
+write_by_transfer!([] AnyStream: AsyncWrite, poll_shutdown, is_write_vectored);
 write_by_transfer!([] TcpStream: AsyncWrite, poll_shutdown, is_write_vectored);
 write_by_transfer!([] UnixStream: AsyncWrite, poll_shutdown, is_write_vectored);
 write_by_transfer!([S: Stream] OwnedWriteHalf<S>: AsyncWrite, poll_shutdown, is_write_vectored);

@@ -3,6 +3,7 @@
 use std::cell::OnceCell;
 use std::future::poll_fn;
 use std::io;
+use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use ringloop_driver::Interest;
@@ -57,14 +58,21 @@ impl Acceptor {
         }
     }
 
-    /// Lets no more connections begin, so that those in the kernel's queue can all be accepted before the end.
+    /// Lets no more connections begin, so that those in the kernel's queue can all be accepted before the end. The same holds
+    /// for all descriptors of the socket.
     ///
-    /// The kernel resets those that wait at a TCP socket when it is closed, and accepting them all would not end while more
-    /// arrive. That is why the first packet of a new one is dropped. Its client sends it again a second later, and by then
-    /// either reaches another socket that listens there, or is refused.
+    /// The kernel resets those that wait at a socket when it is closed, and accepting them all would not end while more
+    /// arrive. That is why, with TCP, the first packet of a new one is dropped. Its client sends it again a second later, and
+    /// by then either reaches another socket that listens there, or is refused. A Unix socket that is shut down for reading
+    /// refuses new ones itself.
     pub(crate) fn refuse_more(&self) {
+        let socket = self.socket();
         // Sandboxes may lack packet filters. Some connections may then be reset.
-        let _ = self.socket().attach_filter(&DROP_SYN);
+        let _ = if socket.local_addr().is_ok_and(|address| address.is_unix()) {
+            socket.shutdown(Shutdown::Read)
+        } else {
+            socket.attach_filter(&DROP_SYN)
+        };
     }
 
     /// Returns a connection that waits, if there is one.

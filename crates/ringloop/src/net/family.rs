@@ -72,11 +72,11 @@ macro_rules! socket_traits {
     };
 }
 
-/// Implements a type of connections, whose only field is `core`. The documentation of each method continues with what
-/// the caller adds, such as an example.
-macro_rules! stream {
+/// Implements what connections of all types have. The documentation of each method continues with what the caller adds, such
+/// as an example.
+macro_rules! stream_methods {
     (
-        $stream:ident, $std:ty, $address:ty: $from_kernel:path;
+        $stream:ident;
         $(#[$read:meta])* read;
         $(#[$read_vectored:meta])* read_vectored;
         $(#[$read_with:meta])* read_with;
@@ -93,7 +93,7 @@ macro_rules! stream {
             /// A count of 0 means that the stream has ended, or that the buffer had no room.
             $(#[$read])*
             pub async fn read<B: ReadBuffer>(&mut self, buffer: B) -> (io::Result<usize>, B) {
-                self.core.read(buffer).await
+                self.core().read(buffer).await
             }
 
             /// Reads what has arrived, once, into several buffers, one after the other (readv(2)). A count of 0 means that
@@ -104,7 +104,7 @@ macro_rules! stream {
                 &mut self,
                 buffers: &mut [IoSliceMut<'_>],
             ) -> io::Result<usize> {
-                self.core.read_vectored(buffers).await
+                self.core().read_vectored(buffers).await
             }
 
             /// Reads in place: waits for data, reads it into the buffer that the connections of this thread share, and
@@ -119,7 +119,7 @@ macro_rules! stream {
             ) -> io::Result<T> {
                 let stream = &*self;
                 stream
-                    .core
+                    .core()
                     .read_with(|bytes| use_bytes(bytes, stream))
                     .await
             }
@@ -127,13 +127,13 @@ macro_rules! stream {
             /// Writes as much of a buffer as there is room for, and advances the buffer by that.
             $(#[$write])*
             pub async fn write<B: Buf>(&mut self, buffer: B) -> (io::Result<usize>, B) {
-                self.core.write(buffer).await
+                self.core().write(buffer).await
             }
 
             /// Writes all of a buffer. After an error, the buffer that comes back holds what was not written.
             $(#[$write_all])*
             pub async fn write_all<B: Buf>(&mut self, buffer: B) -> (io::Result<()>, B) {
-                self.core.write_all(buffer).await
+                self.core().write_all(buffer).await
             }
 
             /// Writes as much as there is room for now, without waiting.
@@ -142,7 +142,7 @@ macro_rules! stream {
             /// Returns `WouldBlock` if there is no room.
             $(#[$try_write])*
             pub fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
-                self.core.try_write(bytes)
+                self.core().try_write(bytes)
             }
 
             /// Reads what has arrived, without waiting, and appends it to the buffer, as far as that has room. A count of 0
@@ -151,7 +151,7 @@ macro_rules! stream {
             /// # Errors
             /// Returns `WouldBlock` if nothing has arrived.
             pub fn try_read(&self, buffer: &mut impl ReadBuffer) -> io::Result<usize> {
-                self.core.try_read(buffer)
+                self.core().try_read(buffer)
             }
 
             /// Waits until there is something to read, or the stream has ended, or an error is pending. Nothing is read:
@@ -160,20 +160,20 @@ macro_rules! stream {
             /// Any number of tasks may wait at once. An idle connection that waits like this needs no buffer.
             $(#[$readable])*
             pub async fn readable(&self) -> io::Result<()> {
-                self.core.ready(Direction::Read).await
+                self.core().ready(Direction::Read).await
             }
 
             /// Waits until there is room to write, or an error is pending. Call [`try_write`](Self::try_write) next. That
             /// may still fail with `WouldBlock`; then wait again. Any number of tasks may wait at once.
             pub async fn writable(&self) -> io::Result<()> {
-                self.core.ready(Direction::Write).await
+                self.core().ready(Direction::Write).await
             }
 
             /// Waits for data as [`read`](Self::read) does, and appends it to the buffer, but leaves it there to be read
             /// (`MSG_PEEK`). It returns what is there, even if that is less than before: it does not wait for more.
             $(#[$peek])*
             pub async fn peek<B: ReadBuffer>(&self, buffer: B) -> (io::Result<usize>, B) {
-                self.core.peek(buffer).await
+                self.core().peek(buffer).await
 }
 
             /// Waits until the connection is closed: the peer has reset it, it has failed, or both directions have ended. Use
@@ -195,7 +195,7 @@ macro_rules! stream {
             /// # Ok::<(), std::io::Error>(())
             /// ```
             pub fn closed(&self) -> Closed {
-                self.core.until(End::Both)
+                self.core().until(End::Both)
             }
 
             /// Waits until the peer has finished sending, or the connection is [`closed`](Self::closed), without reading
@@ -216,15 +216,31 @@ macro_rules! stream {
             /// # Ok::<(), std::io::Error>(())
             /// ```
             pub fn read_closed(&self) -> Closed {
-                self.core.until(End::Reading)
+                self.core().until(End::Reading)
             }
 
             /// Shuts down one or both directions. What was written before still arrives.
             $(#[$shutdown])*
             pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
-                self.core.shutdown(how)
+                self.core().shutdown(how)
             }
 
+            /// Splits the connection into two halves, so that one task can read while another one writes.
+            $(#[$into_split])*
+            pub fn into_split(self) -> (OwnedReadHalf<Self>, OwnedWriteHalf<Self>) {
+                split(self)
+            }
+        }
+
+    };
+}
+
+/// Implements a type of connections, whose only field is `core`. The documentation continues as for [`stream_methods`].
+macro_rules! stream {
+    ($stream:ident, $std:ty, $address:ty: $from_kernel:path; $($methods:tt)*) => {
+        $crate::net::family::stream_methods! { $stream; $($methods)* }
+
+        impl $stream {
             /// The address of this end.
             pub fn local_addr(&self) -> io::Result<$address> {
                 $from_kernel(&self.core.socket().local_addr()?)
@@ -233,12 +249,6 @@ macro_rules! stream {
             /// The address of the other end.
             pub fn peer_addr(&self) -> io::Result<$address> {
                 $from_kernel(&self.core.socket().peer_addr()?)
-            }
-
-            /// Splits the connection into two halves, so that one task can read while another one writes.
-            $(#[$into_split])*
-            pub fn into_split(self) -> (OwnedReadHalf<Self>, OwnedWriteHalf<Self>) {
-                split(self)
             }
         }
 
@@ -390,4 +400,4 @@ macro_rules! datagram_socket {
     };
 }
 
-pub(super) use {datagram_socket, socket_traits, stream};
+pub(super) use {datagram_socket, socket_traits, stream, stream_methods};

@@ -2,7 +2,6 @@
 
 use std::io::{self, IoSliceMut};
 use std::net::{Shutdown, SocketAddr};
-use std::task::{Context, Poll};
 
 use bytes::{Buf, Bytes};
 use socket2::{Domain, Protocol, Socket, Type};
@@ -12,7 +11,7 @@ use super::address::{ToAddresses, ip, use_first};
 use super::connect::{TcpConnectOptions, connect_to_first};
 use super::family::{socket_traits, stream};
 use super::halves::{OwnedReadHalf, OwnedWriteHalf, split};
-use super::stream::{Core, ShortRead, Stream};
+use super::stream::{Core, HasCore, ShortRead, Stream};
 use super::tcp_socket::TcpSocket;
 use crate::buffer::ReadBuffer;
 use crate::source::{Closed, Direction, End, reclaiming};
@@ -100,7 +99,7 @@ impl TcpListener {
     }
 
     /// A listener for a socket that listens, and is non-blocking.
-    pub(crate) fn from_socket(socket: Socket) -> Self {
+    pub(super) fn from_socket(socket: Socket) -> Self {
         Self {
             acceptor: Acceptor::new(socket),
         }
@@ -111,7 +110,7 @@ impl TcpListener {
         address: SocketAddr,
         count: usize,
         options: &TcpListenerOptions,
-    ) -> io::Result<Vec<std::net::TcpListener>> {
+    ) -> io::Result<Vec<Socket>> {
         let first = Self::bound_socket(address, options)?;
         if count > 1 {
             // Only after the bind, which has failed if another program listens there, even with SO_REUSEPORT.
@@ -130,10 +129,7 @@ impl TcpListener {
         for socket in &sockets {
             Self::listen(socket, options)?;
         }
-        Ok(sockets
-            .into_iter()
-            .map(std::net::TcpListener::from)
-            .collect())
+        Ok(sockets)
     }
 
     fn bound_socket(address: SocketAddr, options: &TcpListenerOptions) -> io::Result<Socket> {
@@ -172,19 +168,6 @@ impl TcpListener {
     pub async fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
         let (socket, peer) = self.acceptor.accept().await?;
         Ok((TcpStream::from_socket(socket)?, ip(&peer)?))
-    }
-
-    /// See [`Acceptor::try_accept`].
-    pub(crate) fn try_accept(&self) -> io::Result<Option<(TcpStream, SocketAddr)>> {
-        let Some((socket, peer)) = self.acceptor.try_accept()? else {
-            return Ok(None);
-        };
-        Ok(Some((TcpStream::from_socket(socket)?, ip(&peer)?)))
-    }
-
-    /// See [`Acceptor::refuse_more`].
-    pub(crate) fn refuse_more(&self) {
-        self.acceptor.refuse_more();
     }
 }
 
@@ -277,26 +260,9 @@ impl TcpStream {
         Ok(Self { core })
     }
 
-    fn from_socket(socket: Socket) -> io::Result<Self> {
+    pub(crate) fn from_socket(socket: Socket) -> io::Result<Self> {
         let core = Core::new(socket, ShortRead::Drains)?;
         Ok(Self { core })
-    }
-
-    pub(crate) fn poll_write_from(
-        &self,
-        context: &mut Context<'_>,
-        buffer: &mut impl Buf,
-    ) -> Poll<io::Result<usize>> {
-        self.core.poll_write_from(context, buffer)
-    }
-
-    pub(crate) fn poll_read_with<T>(
-        &self,
-        context: &mut Context<'_>,
-        use_bytes: impl FnOnce(&[u8], &TcpStream) -> T,
-    ) -> Poll<io::Result<T>> {
-        self.core
-            .poll_read_with(context, |bytes| use_bytes(bytes, self))
     }
 
     /// Writes all of a buffer like [`write_all`](Self::write_all), but lets the network card fetch the bytes from the

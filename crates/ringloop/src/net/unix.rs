@@ -1,12 +1,14 @@
 //! Unix sockets.
 
 use std::ffi::{OsStr, OsString};
+use std::fs;
 use std::future::{Future, poll_fn};
 use std::io::{self, IoSliceMut};
 use std::net::Shutdown;
 use std::os::fd::AsFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::task::{Poll, ready};
@@ -20,9 +22,9 @@ use super::accept::Acceptor;
 use super::datagram::{self, Datagrams};
 use super::family::{datagram_socket, socket_traits, stream};
 use super::halves::{OwnedReadHalf, OwnedWriteHalf, split};
-use super::stream::{Core, ShortRead, Stream};
-use crate::buffer::ReadBuffer;
+use super::stream::{Core, HasCore, ShortRead, Stream};
 use crate::budget;
+use crate::buffer::ReadBuffer;
 use crate::source::{Closed, Direction, End, Source, reclaiming};
 use crate::sys;
 use crate::time::sleep;
@@ -112,6 +114,25 @@ fn to_kernel(address: &SocketAddr) -> io::Result<SockAddr> {
     let mut name = vec![0];
     name.extend_from_slice(abstract_name);
     SockAddr::unix(OsStr::from_bytes(&name))
+}
+
+/// Creates a socket that listens at a path or a name. A path gets these permissions before anybody can connect.
+pub(crate) fn bind_unix_listener(
+    address: &SocketAddr,
+    backlog: u32,
+    mode: u32,
+) -> io::Result<Socket> {
+    let socket = bound(Type::STREAM, address)?;
+    if let Some(path) = address.as_pathname() {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
+    }
+    socket.listen(i32::try_from(backlog).unwrap_or(i32::MAX))?;
+    Ok(socket)
+}
+
+/// The address of a Unix socket, as the kernel says it; `None` for other families.
+pub(crate) fn unix_address(address: &SockAddr) -> Option<SocketAddr> {
+    address.is_unix().then(|| from_kernel(address).ok())?
 }
 
 /// Converts an address from the kernel. It is unnamed if the socket was not bound. A path of 108 bytes, which leaves no room
@@ -283,7 +304,7 @@ impl UnixStream {
         Ok((Self::from_socket(near)?, Self::from_socket(far)?))
     }
 
-    fn from_socket(socket: Socket) -> io::Result<Self> {
+    pub(crate) fn from_socket(socket: Socket) -> io::Result<Self> {
         let core = Core::new(socket, ShortRead::MayLeave)?;
         Ok(Self { core })
     }

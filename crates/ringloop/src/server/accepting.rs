@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::future::Future;
 use std::io;
+use std::marker::PhantomData;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::rc::Rc;
@@ -13,15 +14,17 @@ use std::time::Duration;
 
 use async_channel::Receiver;
 use async_lock::{Semaphore, SemaphoreGuardArc};
-use socket2::Socket;
+use socket2::{SockAddr, Socket};
 
 use super::Transport;
 use super::conversation::{Ending, Handshake, Served};
 use super::counters::{WorkerCounters, count};
 use super::listeners::Listening;
+use super::service::NO_ADDRESS;
 use super::wire::Wire;
 use crate::drain::{Drain, Listener};
-use crate::net::{TcpListener, TcpStream};
+use crate::net::accept::Acceptor;
+use crate::net::stream::HasCore;
 use crate::runtime::{consume_budget, yield_now};
 use crate::sealed::INTERNAL;
 use crate::shared::Shared;
@@ -81,6 +84,39 @@ impl Stopped<'_> {
     }
 }
 
+/// A socket that brings connections of one type.
+struct Incoming<S> {
+    acceptor: Acceptor,
+    is_unix: bool,
+    streams: PhantomData<S>,
+}
+
+impl<S: Transport> Incoming<S> {
+    fn new(socket: Socket) -> Self {
+        Self {
+            is_unix: socket.local_addr().is_ok_and(|address| address.is_unix()),
+            acceptor: Acceptor::new(socket),
+            streams: PhantomData,
+        }
+    }
+
+    async fn accept(&self) -> io::Result<(S::Below, SocketAddr)> {
+        self.connection(self.acceptor.accept().await?)
+    }
+
+    fn try_accept(&self) -> io::Result<Option<(S::Below, SocketAddr)>> {
+        let accepted = self.acceptor.try_accept()?;
+        accepted
+            .map(|accepted| self.connection(accepted))
+            .transpose()
+    }
+
+    fn connection(&self, (socket, peer): (Socket, SockAddr)) -> io::Result<(S::Below, SocketAddr)> {
+        let peer = peer.as_socket().unwrap_or(NO_ADDRESS);
+        Ok((S::below(socket, self.is_unix, INTERNAL)?, peer))
+    }
+}
+
 /// Accepts connections until `stopped` is closed. Then asks the connections to end, and serves those that the kernel has
 /// accepted by then.
 ///
@@ -99,7 +135,7 @@ pub(super) async fn accept<S, G, N, F>(
     F: Future<Output = io::Result<()>> + 'static,
 {
     let is_shared = listening.is_shared;
-    let listener = TcpListener::from_socket(Socket::from(listening.socket));
+    let listener = Incoming::<S>::new(listening.socket);
     let mut stopped = Stopped {
         server: &stopped,
         pool: Listener::new(Rc::clone(&Shared::current().stopping)),
@@ -128,7 +164,7 @@ pub(super) async fn accept<S, G, N, F>(
     worker.drain.begin();
     let is_shared = is_shared || accepting.has_successor.load(Ordering::Acquire);
     if !is_shared {
-        listener.refuse_more();
+        listener.acceptor.refuse_more();
     }
     if let Some(accepted) = held_back {
         serve(accepted, permits.acquire_arc().await);
@@ -151,7 +187,11 @@ pub(super) async fn accept<S, G, N, F>(
         passes += 1;
         if passes == 1 {
             yield_now().await;
-        } else if is_shared || worker.counters.live() == 0 || Instant::now() >= end {
+        } else if is_shared
+            || listener.is_unix
+            || worker.counters.live() == 0
+            || Instant::now() >= end
+        {
             return;
         } else {
             sleep(HANDSHAKES_TICK).await;
@@ -163,7 +203,7 @@ impl<T: Clone> Accepting<T> {
     /// Spawns the task that serves a connection.
     fn serve<S, G, N, F>(
         &self,
-        (stream, peer): (TcpStream, SocketAddr),
+        (stream, peer): (S::Below, SocketAddr),
         permit: SemaphoreGuardArc,
         begin: &G,
         worker: &Worker,
@@ -179,8 +219,10 @@ impl<T: Clone> Accepting<T> {
             counters: Arc::clone(counters),
             _permit: permit,
         };
-        // The peer may already be gone. Serving will notice.
-        let _ = stream.set_nodelay(self.nodelay);
+        if peer != NO_ADDRESS {
+            // The peer may already be gone. Serving will notice.
+            let _ = stream.core().socket().set_tcp_nodelay(self.nodelay);
+        }
         let Ok(wire) = S::new(stream, &self.settings, INTERNAL) else {
             return count(&counters.handshake_errors);
         };

@@ -107,7 +107,8 @@ impl Client {
         }
     }
 
-    /// The address of the peer.
+    /// The address of the peer. For a Unix socket it is unspecified, `0.0.0.0:0`; see
+    /// [`AnyStream::peer_credentials`](crate::net::AnyStream::peer_credentials).
     pub fn addr(&self) -> SocketAddr {
         self.address
     }

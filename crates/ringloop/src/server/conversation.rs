@@ -185,12 +185,8 @@ impl<H: Handler, W: Wire> Conversation<H, W> {
                 return Poll::Ready(Ok(()));
             }
             // Everything that the handler wrote is with the kernel. If the farewell cannot be sent, the peer is gone.
-            if self
-                .wire
-                .socket(INTERNAL)
-                .shutdown(Shutdown::Write)
-                .is_err()
-            {
+            let core = self.wire.socket(INTERNAL).core();
+            if core.shutdown(Shutdown::Write).is_err() {
                 return Poll::Ready(Ok(()));
             }
             let limit = self.idle.as_ref().map_or(LINGER_MAX, |idle| idle.limit());

@@ -5,8 +5,8 @@ use std::io;
 use std::net::SocketAddr;
 
 use super::mailbox::{ConnectionHandle, Inbox};
-use super::wire::Link;
-use crate::net::{Closed, TcpStream};
+use super::wire::{Link, Plain};
+use crate::net::{Closed, TcpStream, UnixStream};
 #[cfg(feature = "tls")]
 use crate::tls::TlsStream;
 
@@ -101,7 +101,7 @@ impl Connection<'_> {
     /// Returns the errors of send(2).
     pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         match &mut self.link {
-            Link::Plain { stream, unsent } => unsent.write(stream, bytes),
+            Link::Plain { stream, unsent } => unsent.write(*stream, bytes),
             #[cfg(feature = "tls")]
             Link::Tls(stream) => stream.write_or_queue(bytes),
         }
@@ -125,20 +125,62 @@ impl Connection<'_> {
     /// Waits until the connection is closed, see [`TcpStream::closed`]: for tasks that the handler has spawned. The handler
     /// itself learns it by [`Handler::closed`].
     pub fn closed(&self) -> Closed {
-        self.stream().closed()
+        match self.plain() {
+            Plain::Tcp(stream) => stream.closed(),
+            Plain::Unix(stream) => stream.closed(),
+        }
     }
 
-    /// The address of the peer.
+    /// The address of the peer. For a Unix socket it is unspecified, `0.0.0.0:0`; see [`unix`](Self::unix).
     pub fn peer_addr(&self) -> SocketAddr {
         self.peer
     }
 
-    /// The underlying TCP connection, for its options.
-    pub fn stream(&self) -> &TcpStream {
+    fn plain(&self) -> Plain<'_> {
         match &self.link {
-            Link::Plain { stream, .. } => stream,
+            Link::Plain { stream, .. } => *stream,
             #[cfg(feature = "tls")]
-            Link::Tls(stream) => stream.stream(),
+            Link::Tls(stream) => Plain::Tcp(stream.stream()),
+        }
+    }
+
+    /// The underlying TCP connection, for its options; `None` for a Unix socket.
+    pub fn tcp(&self) -> Option<&TcpStream> {
+        match self.plain() {
+            Plain::Tcp(stream) => Some(stream),
+            Plain::Unix(_) => None,
+        }
+    }
+
+    /// The underlying connection of a Unix socket, which knows the process at the other end; `None` for TCP.
+    ///
+    /// ```
+    /// use ringloop::server::{Connection, Handler};
+    /// use std::io;
+    ///
+    /// /// Serves only the user whose process this is.
+    /// struct Private;
+    ///
+    /// impl Handler for Private {
+    ///     fn connected(&mut self, connection: &mut Connection<'_>) -> io::Result<()> {
+    ///         let peer = connection.unix().map(|stream| stream.peer_credentials()).transpose()?;
+    ///         // SAFETY: it accesses no memory.
+    ///         if peer.is_some_and(|peer| peer.uid != unsafe { libc::geteuid() }) {
+    ///             connection.close();
+    ///         }
+    ///         Ok(())
+    ///     }
+    ///
+    ///     fn data(&mut self, connection: &mut Connection<'_>, bytes: &[u8]) -> io::Result<()> {
+    ///         connection.write(bytes)
+    ///     }
+    /// }
+    /// # let _ = Private;
+    /// ```
+    pub fn unix(&self) -> Option<&UnixStream> {
+        match self.plain() {
+            Plain::Tcp(_) => None,
+            Plain::Unix(stream) => Some(stream),
         }
     }
 

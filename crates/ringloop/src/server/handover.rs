@@ -9,7 +9,7 @@ use std::io::{self, Read, Write};
 use std::mem;
 use std::net::Shutdown;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process;
@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 use socket2::SockRef;
 
 use super::listeners::Listening;
+use super::paths::identify;
 use super::service::Service;
 use crate::sys;
 
@@ -284,11 +285,6 @@ impl Drop for Place {
     }
 }
 
-fn identify(path: &Path) -> io::Result<(u64, u64)> {
-    let found = fs::symlink_metadata(path)?;
-    Ok((found.dev(), found.ino()))
-}
-
 /// Nobody else may take the sockets, or pass some to us.
 fn check_user(link: &UnixStream) -> io::Result<()> {
     let (_, user, _) = sys::peer_credentials(link.as_fd())?;
@@ -360,6 +356,8 @@ mod tests {
     fn service(sockets: Vec<Listening>) -> Service {
         Service {
             addresses: addresses(&sockets),
+            unix_addresses: Vec::new(),
+            paths: Vec::new(),
             stop: Stop::new(channel::bounded(1).0),
             counters: Vec::new(),
             sockets,
@@ -368,14 +366,17 @@ mod tests {
     }
 
     fn addresses(sockets: &[Listening]) -> Vec<SocketAddr> {
-        let address = |own: &Listening| own.socket.local_addr().unwrap();
+        let address = |own: &Listening| {
+            let address = own.socket.local_addr().unwrap();
+            address.as_socket().unwrap()
+        };
         sockets.iter().map(address).collect()
     }
 
     /// One that runs and offers two sockets, of which the second is shared.
     fn first(path: &Path) -> (Service, Offer, mpsc::Receiver<()>) {
         let sockets = [false, true].map(|is_shared| Listening {
-            socket: TcpListener::bind("127.0.0.1:0").unwrap(),
+            socket: TcpListener::bind("127.0.0.1:0").unwrap().into(),
             is_shared,
             is_copy: false,
         });

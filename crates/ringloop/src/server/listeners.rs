@@ -2,11 +2,16 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener, ToSocketAddrs};
+use std::os::fd::OwnedFd;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener as StdUnixListener};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
-use socket2::SockRef;
+use socket2::{SockAddr, Socket};
 
-use crate::net::{TcpListener, TcpListenerOptions};
+use super::paths::PathGuard;
+use crate::net::{TcpListener, TcpListenerOptions, bind_unix_listener, unix_address};
 use crate::sys;
 
 /// A place to listen on.
@@ -14,53 +19,147 @@ use crate::sys;
 pub(super) enum Place {
     /// `host:port`.
     Address(String),
+    /// A path or a name of a Unix socket, or why there is none.
+    Unix(Result<UnixAddr, String>),
     /// A socket that listens already.
     Socket {
-        listener: Arc<StdListener>,
+        listener: Arc<Socket>,
         /// Whether somebody else may go on to listen on it when this server has ended.
         is_shared: bool,
     },
+}
+
+impl Place {
+    /// A socket that somebody else may go on to listen on.
+    pub(super) fn listening(socket: Socket) -> Self {
+        Self::Socket {
+            listener: Arc::new(socket),
+            is_shared: true,
+        }
+    }
+}
+
+/// How sockets are bound.
+#[derive(Debug, Clone)]
+pub(super) struct Binding {
+    pub(super) tcp: TcpListenerOptions,
+    /// The permissions of the paths of Unix sockets.
+    pub(super) unix_mode: Option<u32>,
+}
+
+/// A socket that listens already, of either family: for [`Server::from_any_listeners`](super::Server::from_any_listeners).
+///
+/// ```
+/// use ringloop::server::AnyListener;
+///
+/// let listener = AnyListener::from(std::net::TcpListener::bind("127.0.0.1:0")?);
+/// assert!(matches!(listener, AnyListener::Tcp(_)));
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Debug)]
+pub enum AnyListener {
+    /// A TCP socket.
+    Tcp(StdListener),
+    /// A Unix socket.
+    Unix(StdUnixListener),
+}
+
+impl From<StdListener> for AnyListener {
+    fn from(listener: StdListener) -> Self {
+        Self::Tcp(listener)
+    }
+}
+
+impl From<StdUnixListener> for AnyListener {
+    fn from(listener: StdUnixListener) -> Self {
+        Self::Unix(listener)
+    }
+}
+
+impl From<AnyListener> for Socket {
+    fn from(listener: AnyListener) -> Self {
+        match listener {
+            AnyListener::Tcp(listener) => listener.into(),
+            AnyListener::Unix(listener) => listener.into(),
+        }
+    }
 }
 
 /// A socket that one worker accepts from.
 #[derive(Debug)]
 pub(super) struct Listening {
     /// It is non-blocking.
-    pub(super) socket: StdListener,
+    pub(super) socket: Socket,
     /// See [`Place::Socket`].
     pub(super) is_shared: bool,
     /// Whether it is a second descriptor of a socket that another worker has, too.
     pub(super) is_copy: bool,
 }
 
-/// Binds what has to be bound, and returns the sockets of each worker. `taken` are those of the process that ran before,
-/// which are used for the addresses that they are bound to; others are closed.
+impl Listening {
+    fn own(socket: Socket) -> Self {
+        Self {
+            socket,
+            is_shared: false,
+            is_copy: false,
+        }
+    }
+}
+
+/// The sockets of each worker, and the paths to remove at the end.
+pub(super) struct Opened {
+    pub(super) each: Vec<Vec<Listening>>,
+    pub(super) paths: Vec<PathGuard>,
+}
+
+/// Binds what has to be bound. `taken` are the sockets of the process that ran before, which are used for the addresses that
+/// they are bound to; others are closed. Paths stay when `has_successor` is set.
 ///
-/// Each worker has a socket of its own for each address. Sockets that were passed to the server are divided among the workers;
-/// if there are too few of them, workers share them.
+/// Each worker has a socket of its own for each address of TCP. Other sockets are divided among the workers; if there are too
+/// few of them, workers share them. So they share each Unix socket, of which there can be only one at a path: whoever is free
+/// accepts.
 pub(super) fn open(
     places: &[Place],
     workers: usize,
-    options: &TcpListenerOptions,
+    binding: &Binding,
     mut taken: Vec<Listening>,
-) -> io::Result<Vec<Vec<Listening>>> {
+    has_successor: &Arc<AtomicBool>,
+) -> io::Result<Opened> {
     let mut each: Vec<Vec<Listening>> = (0..workers).map(|_| Vec::new()).collect();
-    let mut given: Vec<(SocketAddr, Vec<Listening>)> = Vec::new();
+    let mut paths = Vec::new();
+    let mut given: Vec<(SockAddr, Vec<Listening>)> = Vec::new();
     for place in places {
         match place {
             Place::Address(address) => {
-                let found = take_bound(address, &mut taken, options)?;
+                let found = take_bound(address, &mut taken, &binding.tcp)?;
                 if !found.is_empty() {
                     divide(found, &mut each)?;
                     continue;
                 }
-                for (own, socket) in each.iter_mut().zip(bind_each(address, workers, options)?) {
-                    own.push(Listening {
-                        socket,
-                        is_shared: false,
-                        is_copy: false,
-                    });
+                let sockets = bind_each(address, workers, &binding.tcp)?;
+                for (own, socket) in each.iter_mut().zip(sockets) {
+                    own.push(Listening::own(socket));
                 }
+            }
+            Place::Unix(address) => {
+                let address = address.as_ref().map_err(|reason| {
+                    io::Error::new(io::ErrorKind::InvalidInput, reason.clone())
+                })?;
+                let found: Vec<_> = taken
+                    .extract_if(.., |own| is_bound_to(&own.socket, address))
+                    .collect();
+                for listening in &found {
+                    TcpListener::listen(&listening.socket, &binding.tcp)?;
+                }
+                let sockets = if found.is_empty() {
+                    vec![Listening::own(bind_unix(address, binding)?)]
+                } else {
+                    found
+                };
+                if let Some(path) = address.as_pathname() {
+                    paths.push(PathGuard::new(path, Arc::clone(has_successor))?);
+                }
+                divide(sockets, &mut each)?;
             }
             Place::Socket {
                 listener,
@@ -82,7 +181,7 @@ pub(super) fn open(
     for (_, sockets) in given {
         divide(sockets, &mut each)?;
     }
-    Ok(each)
+    Ok(Opened { each, paths })
 }
 
 /// Takes those that are bound to an address.
@@ -96,16 +195,45 @@ fn take_bound(
     }
     let addresses: Vec<SocketAddr> = address.to_socket_addrs()?.collect();
     let is_bound = |listening: &mut Listening| {
-        let bound = listening.socket.local_addr();
-        bound.is_ok_and(|bound| addresses.contains(&bound))
+        let bound = listening.socket.local_addr().ok();
+        let bound = bound.and_then(|bound| bound.as_socket());
+        bound.is_some_and(|bound| addresses.contains(&bound))
     };
     let found: Vec<_> = taken.extract_if(.., is_bound).collect();
     for listening in &found {
         // The length of the queue may be another one now.
-        TcpListener::listen(&SockRef::from(&listening.socket), options)?;
+        TcpListener::listen(&listening.socket, options)?;
     }
     Ok(found)
 }
+
+fn is_bound_to(socket: &Socket, address: &UnixAddr) -> bool {
+    let bound = socket.local_addr().ok();
+    bound
+        .and_then(|bound| unix_address(&bound))
+        .is_some_and(|bound| {
+            bound.as_pathname() == address.as_pathname()
+                && bound.as_abstract_name() == address.as_abstract_name()
+        })
+}
+
+/// Replaces a socket that is there, with its permissions unless others are wanted.
+fn bind_unix(address: &UnixAddr, binding: &Binding) -> io::Result<Socket> {
+    let before = match address.as_pathname() {
+        Some(path) => PathGuard::make_way(path)?,
+        None => None,
+    };
+    let mode = binding.unix_mode.or(before).unwrap_or(UNIX_MODE);
+    bind_unix_listener(address, binding.tcp.backlog, mode).map_err(|error| {
+        match address.as_pathname() {
+            Some(path) => io::Error::new(error.kind(), format!("{}: {error}", path.display())),
+            None => error,
+        }
+    })
+}
+
+/// The permissions of a new socket: everybody may connect who may enter its folder.
+const UNIX_MODE: u32 = 0o666;
 
 /// Divides sockets of one address among the workers: each worker has at least one of them, and each socket has a worker.
 fn divide(sockets: Vec<Listening>, each: &mut [Vec<Listening>]) -> io::Result<()> {
@@ -125,12 +253,17 @@ fn divide(sockets: Vec<Listening>, each: &mut [Vec<Listening>]) -> io::Result<()
 }
 
 /// Makes a socket non-blocking, and fails if it does not listen. Returns its address.
-fn check(listener: &StdListener) -> io::Result<SocketAddr> {
+fn check(listener: &Socket) -> io::Result<SockAddr> {
     let address = listener.local_addr()?;
-    if !SockRef::from(listener).is_listener()? {
+    if !listener.is_listener()? {
+        let name = match (address.as_socket(), address.as_pathname()) {
+            (Some(address), _) => address.to_string(),
+            (None, Some(path)) => path.display().to_string(),
+            (None, None) => "no address".to_owned(),
+        };
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
-            format!("the socket at {address} does not listen; call listen(2) first"),
+            format!("the socket at {name} does not listen; call listen(2) first"),
         ));
     }
     listener.set_nonblocking(true)?;
@@ -142,7 +275,7 @@ fn bind_each(
     address: &str,
     workers: usize,
     options: &TcpListenerOptions,
-) -> io::Result<Vec<StdListener>> {
+) -> io::Result<Vec<Socket>> {
     let mut last_error = io::Error::new(
         io::ErrorKind::NotFound,
         format!("no address found for {address:?}"),
@@ -186,19 +319,66 @@ fn bind_each(
 /// # }
 /// ```
 pub fn inherited_listeners() -> io::Result<Vec<StdListener>> {
-    let listeners: Vec<_> = sys::inherited_descriptors()?
-        .into_iter()
-        .map(StdListener::from)
-        .collect();
-    for (number, listener) in listeners.iter().enumerate() {
-        check(listener).map_err(|error| {
-            io::Error::new(
-                io::ErrorKind::InvalidInput,
-                format!("descriptor {} of LISTEN_FDS: {error}", number + 3),
-            )
-        })?;
+    let only_tcp = |listener| match listener {
+        AnyListener::Tcp(listener) => Ok(listener),
+        AnyListener::Unix(_) => Err("it is a Unix socket; use inherited_any_listeners"),
+    };
+    inherited(only_tcp)
+}
+
+/// Returns the sockets that the service manager listens on for this process, as [`inherited_listeners`] does, of TCP and
+/// Unix sockets.
+///
+/// # Errors
+/// Returns `InvalidInput` if one of the descriptors is not a TCP or a Unix socket, or does not listen.
+///
+/// ```no_run
+/// use ringloop::server::{Server, inherited_any_listeners};
+///
+/// # fn main() -> std::io::Result<()> {
+/// Server::from_any_listeners(inherited_any_listeners()?)
+///     .serve_with(|mut stream, _| async move { stream.write_all(&b"hello"[..]).await.0 })
+/// # }
+/// ```
+pub fn inherited_any_listeners() -> io::Result<Vec<AnyListener>> {
+    inherited(Ok)
+}
+
+/// Takes the descriptors, if all of them are what is wanted.
+fn inherited<T>(
+    mut convert: impl FnMut(AnyListener) -> Result<T, &'static str>,
+) -> io::Result<Vec<T>> {
+    let mut listeners = Vec::new();
+    for (number, descriptor) in sys::inherited_descriptors()?.into_iter().enumerate() {
+        let listener = identify(descriptor)
+            .and_then(|listener| {
+                convert(listener)
+                    .map_err(|reason| io::Error::new(io::ErrorKind::InvalidInput, reason))
+            })
+            .map_err(|error| {
+                io::Error::new(
+                    io::ErrorKind::InvalidInput,
+                    format!("descriptor {} of LISTEN_FDS: {error}", number + 3),
+                )
+            })?;
+        listeners.push(listener);
     }
     Ok(listeners)
+}
+
+fn identify(descriptor: OwnedFd) -> io::Result<AnyListener> {
+    let socket = Socket::from(descriptor);
+    let address = check(&socket)?;
+    if address.as_socket().is_some() {
+        Ok(AnyListener::Tcp(socket.into()))
+    } else if address.is_unix() {
+        Ok(AnyListener::Unix(socket.into()))
+    } else {
+        Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "it is neither a TCP nor a Unix socket",
+        ))
+    }
 }
 
 #[cfg(test)]
@@ -210,16 +390,13 @@ mod tests {
         let sockets: Vec<_> = (0..sockets)
             .map(|_| StdListener::bind("127.0.0.1:0").unwrap())
             .collect();
-        let port = |socket: &StdListener| socket.local_addr().unwrap().port();
+        let port = |socket: &Socket| {
+            let address = socket.local_addr().unwrap().as_socket();
+            address.unwrap().port()
+        };
+        let sockets: Vec<_> = sockets.into_iter().map(Socket::from).collect();
         let ports: Vec<_> = sockets.iter().map(port).collect();
-        let sockets = sockets
-            .into_iter()
-            .map(|socket| Listening {
-                socket,
-                is_shared: false,
-                is_copy: false,
-            })
-            .collect();
+        let sockets = sockets.into_iter().map(Listening::own).collect();
         let mut each: Vec<_> = (0..workers).map(|_| Vec::new()).collect();
         divide(sockets, &mut each).unwrap();
         let number = |own: &Listening| {

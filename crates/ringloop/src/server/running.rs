@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::os::unix::net::SocketAddr as UnixAddr;
 use std::time::Duration;
 
 use super::counters::Counters;
@@ -42,14 +43,20 @@ impl Running {
         Self { service, pool }
     }
 
-    /// The address that the server listens on; the first one, if there are several.
+    /// The address of TCP that the server listens on; the first one, if there are several. If there are only Unix sockets, it
+    /// is unspecified: `0.0.0.0:0`.
     pub fn local_addr(&self) -> SocketAddr {
         self.service.local_addr()
     }
 
-    /// The addresses that the server listens on.
+    /// The addresses of TCP that the server listens on.
     pub fn local_addrs(&self) -> &[SocketAddr] {
         self.service.local_addrs()
+    }
+
+    /// The paths and names of the Unix sockets that the server listens on.
+    pub fn local_unix_addrs(&self) -> &[UnixAddr] {
+        self.service.local_unix_addrs()
     }
 
     /// The workers. Programs may spawn their own tasks on them.

@@ -2,7 +2,8 @@
 
 use std::convert::Infallible;
 use std::mem;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::unix::net::SocketAddr as UnixAddr;
 use std::process;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -11,6 +12,11 @@ use async_channel::Sender;
 
 use super::counters::{Counters, WorkerCounters};
 use super::listeners::Listening;
+use super::paths::PathGuard;
+
+/// The address that stands for a Unix socket.
+pub(super) const NO_ADDRESS: SocketAddr =
+    SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
 
 /// A server that runs on a [`Pool`](crate::Pool) of the program's, perhaps beside others. Created by
 /// [`Server::start_on`](super::Server::start_on).
@@ -44,6 +50,10 @@ use super::listeners::Listening;
 #[must_use = "a server ends when this is dropped"]
 pub struct Service {
     pub(super) addresses: Vec<SocketAddr>,
+    pub(super) unix_addresses: Vec<UnixAddr>,
+    /// Removed before it stops accepting.
+    #[expect(dead_code, reason = "its drop removes the paths")]
+    pub(super) paths: Vec<PathGuard>,
     #[expect(dead_code, reason = "its drop ends the server")]
     pub(super) stop: Stop,
     pub(super) counters: Vec<Arc<WorkerCounters>>,
@@ -80,14 +90,20 @@ impl Drop for Stop {
 }
 
 impl Service {
-    /// The address that the server listens on; the first one, if there are several.
+    /// The address of TCP that the server listens on; the first one, if there are several. If there are only Unix sockets, it
+    /// is unspecified: `0.0.0.0:0`.
     pub fn local_addr(&self) -> SocketAddr {
-        self.addresses[0]
+        self.addresses.first().copied().unwrap_or(NO_ADDRESS)
     }
 
-    /// The addresses that the server listens on.
+    /// The addresses of TCP that the server listens on.
     pub fn local_addrs(&self) -> &[SocketAddr] {
         &self.addresses
+    }
+
+    /// The paths and names of the Unix sockets that the server listens on.
+    pub fn local_unix_addrs(&self) -> &[UnixAddr] {
+        &self.unix_addresses
     }
 
     /// Returns the counts of what the server has done so far.

@@ -1,11 +1,14 @@
-//! The types of a server's connections: plain TCP, and TLS over it.
+//! The types of a server's connections: plain TCP, TLS over it, and TCP or Unix sockets.
 
 use std::fmt;
 use std::io;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use crate::net::TcpStream;
+use socket2::Socket;
+
+use crate::net::stream::{Core, HasCore};
+use crate::net::{AnyStream, Stream, TcpStream, UnixStream};
 use crate::sealed::Internal;
 #[cfg(feature = "tls")]
 use crate::tls::{TlsAcceptor, TlsStream};
@@ -17,11 +20,42 @@ const UNSENT_KEPT_BYTES: usize = 4 * 1024;
 #[derive(Debug)]
 pub(super) enum Link<'a> {
     Plain {
-        stream: &'a TcpStream,
+        stream: Plain<'a>,
         unsent: &'a mut Unsent,
     },
     #[cfg(feature = "tls")]
     Tls(&'a TlsStream),
+}
+
+/// A connection without TLS.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Plain<'a> {
+    Tcp(&'a TcpStream),
+    Unix(&'a UnixStream),
+}
+
+impl<'a> From<&'a TcpStream> for Plain<'a> {
+    fn from(stream: &'a TcpStream) -> Self {
+        Plain::Tcp(stream)
+    }
+}
+
+impl<'a> From<&'a AnyStream> for Plain<'a> {
+    fn from(stream: &'a AnyStream) -> Self {
+        match stream {
+            AnyStream::Tcp(stream) => Plain::Tcp(stream),
+            AnyStream::Unix(stream) => Plain::Unix(stream),
+        }
+    }
+}
+
+impl Plain<'_> {
+    fn core(&self) -> &Core {
+        match self {
+            Plain::Tcp(stream) => stream.core(),
+            Plain::Unix(stream) => stream.core(),
+        }
+    }
 }
 
 /// How a server uses a connection of any type. Only the crate can call the methods.
@@ -32,8 +66,13 @@ pub trait Wire: Sized + 'static {
     /// Bytes that the socket had no room for, if the connection does not store them itself.
     #[doc(hidden)]
     type Unsent;
+    /// The connection below it; the same if there is none.
+    #[doc(hidden)]
+    type Below: Stream;
 
-    fn new(stream: TcpStream, settings: &Self::Settings, _: Internal) -> io::Result<Self>;
+    /// The connection of a socket that was accepted.
+    fn below(socket: Socket, is_unix: bool, _: Internal) -> io::Result<Self::Below>;
+    fn new(below: Self::Below, settings: &Self::Settings, _: Internal) -> io::Result<Self>;
     fn nothing_unsent(_: Internal) -> Self::Unsent;
     fn handshake_limit(settings: &Self::Settings, _: Internal) -> Option<Duration>;
     fn poll_handshake(&self, context: &mut Context<'_>, _: Internal) -> Poll<io::Result<()>>;
@@ -51,7 +90,7 @@ pub trait Wire: Sized + 'static {
     ) -> Poll<io::Result<()>>;
     /// Tells the peer that nothing will follow, if the protocol can.
     fn poll_finish(&self, context: &mut Context<'_>, _: Internal) -> Poll<io::Result<()>>;
-    fn socket(&self, _: Internal) -> &TcpStream;
+    fn socket(&self, _: Internal) -> &Self::Below;
     #[expect(private_interfaces, reason = "only the crate can call it")]
     fn link<'a>(&'a self, unsent: &'a mut Self::Unsent, _: Internal) -> Link<'a>;
 }
@@ -65,10 +104,10 @@ pub struct Unsent {
 
 impl Unsent {
     /// Writes bytes, and stores those that there is no room for.
-    pub(super) fn write(&mut self, stream: &TcpStream, bytes: &[u8]) -> io::Result<()> {
+    pub(super) fn write(&mut self, stream: Plain<'_>, bytes: &[u8]) -> io::Result<()> {
         let mut sent = 0;
         if self.bytes.is_empty() {
-            match stream.try_write(bytes) {
+            match stream.core().try_write(bytes) {
                 Ok(count) => sent = count,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Err(error),
@@ -77,69 +116,98 @@ impl Unsent {
         self.bytes.extend_from_slice(&bytes[sent..]);
         Ok(())
     }
+
+    /// Sends what is stored.
+    fn poll_send(&mut self, context: &mut Context<'_>, core: &Core) -> Poll<io::Result<()>> {
+        while self.sent < self.bytes.len() {
+            let mut rest = &self.bytes[self.sent..];
+            self.sent += ready!(core.poll_write_from(context, &mut rest))?;
+        }
+        if self.sent > 0 {
+            self.sent = 0;
+            self.bytes.clear();
+            self.bytes.shrink_to(UNSENT_KEPT_BYTES);
+        }
+        Poll::Ready(Ok(()))
+    }
 }
 
-impl Wire for TcpStream {
-    type Settings = ();
-    type Unsent = Unsent;
+macro_rules! plain {
+    ($stream:ty, $below:ident) => {
+        impl Wire for $stream {
+            type Settings = ();
+            type Unsent = Unsent;
+            type Below = Self;
 
-    fn new(stream: TcpStream, (): &(), _: Internal) -> io::Result<Self> {
-        Ok(stream)
-    }
+            fn below(socket: Socket, is_unix: bool, _: Internal) -> io::Result<Self> {
+                $below(socket, is_unix)
+            }
 
-    fn nothing_unsent(_: Internal) -> Unsent {
-        Unsent::default()
-    }
+            fn new(below: Self, (): &(), _: Internal) -> io::Result<Self> {
+                Ok(below)
+            }
 
-    fn handshake_limit((): &(), _: Internal) -> Option<Duration> {
-        None
-    }
+            fn nothing_unsent(_: Internal) -> Unsent {
+                Unsent::default()
+            }
 
-    fn poll_handshake(&self, _: &mut Context<'_>, _: Internal) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
+            fn handshake_limit((): &(), _: Internal) -> Option<Duration> {
+                None
+            }
 
-    fn poll_read_with<T>(
-        &self,
-        context: &mut Context<'_>,
-        use_bytes: impl FnOnce(&[u8]) -> T,
-        _: Internal,
-    ) -> Poll<io::Result<T>> {
-        TcpStream::poll_read_with(self, context, |bytes, _| use_bytes(bytes))
-    }
+            fn poll_handshake(&self, _: &mut Context<'_>, _: Internal) -> Poll<io::Result<()>> {
+                Poll::Ready(Ok(()))
+            }
 
-    fn poll_send(
-        &self,
-        context: &mut Context<'_>,
-        unsent: &mut Unsent,
-        _: Internal,
-    ) -> Poll<io::Result<()>> {
-        while unsent.sent < unsent.bytes.len() {
-            let mut rest = &unsent.bytes[unsent.sent..];
-            unsent.sent += ready!(self.poll_write_from(context, &mut rest))?;
+            fn poll_read_with<T>(
+                &self,
+                context: &mut Context<'_>,
+                use_bytes: impl FnOnce(&[u8]) -> T,
+                _: Internal,
+            ) -> Poll<io::Result<T>> {
+                self.core().poll_read_with(context, use_bytes)
+            }
+
+            fn poll_send(
+                &self,
+                context: &mut Context<'_>,
+                unsent: &mut Unsent,
+                _: Internal,
+            ) -> Poll<io::Result<()>> {
+                unsent.poll_send(context, self.core())
+            }
+
+            fn poll_finish(&self, _: &mut Context<'_>, _: Internal) -> Poll<io::Result<()>> {
+                Poll::Ready(Ok(()))
+            }
+
+            fn socket(&self, _: Internal) -> &Self {
+                self
+            }
+
+            #[expect(private_interfaces, reason = "only the crate can call it")]
+            fn link<'a>(&'a self, unsent: &'a mut Unsent, _: Internal) -> Link<'a> {
+                Link::Plain {
+                    stream: self.into(),
+                    unsent,
+                }
+            }
         }
-        if unsent.sent > 0 {
-            unsent.sent = 0;
-            unsent.bytes.clear();
-            unsent.bytes.shrink_to(UNSENT_KEPT_BYTES);
-        }
-        Poll::Ready(Ok(()))
-    }
+    };
+}
 
-    fn poll_finish(&self, _: &mut Context<'_>, _: Internal) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
+plain!(TcpStream, tcp);
+plain!(AnyStream, any);
 
-    fn socket(&self, _: Internal) -> &TcpStream {
-        self
-    }
+fn tcp(socket: Socket, _: bool) -> io::Result<TcpStream> {
+    TcpStream::from_socket(socket)
+}
 
-    #[expect(private_interfaces, reason = "only the crate can call it")]
-    fn link<'a>(&'a self, unsent: &'a mut Unsent, _: Internal) -> Link<'a> {
-        Link::Plain {
-            stream: self,
-            unsent,
-        }
+fn any(socket: Socket, is_unix: bool) -> io::Result<AnyStream> {
+    if is_unix {
+        UnixStream::from_socket(socket).map(AnyStream::Unix)
+    } else {
+        TcpStream::from_socket(socket).map(AnyStream::Tcp)
     }
 }
 
@@ -147,9 +215,14 @@ impl Wire for TcpStream {
 impl Wire for TlsStream {
     type Settings = TlsAcceptor;
     type Unsent = ();
+    type Below = TcpStream;
 
-    fn new(stream: TcpStream, acceptor: &TlsAcceptor, _: Internal) -> io::Result<Self> {
-        acceptor.begin(stream)
+    fn below(socket: Socket, _: bool, _: Internal) -> io::Result<TcpStream> {
+        TcpStream::from_socket(socket)
+    }
+
+    fn new(below: TcpStream, acceptor: &TlsAcceptor, _: Internal) -> io::Result<Self> {
+        acceptor.begin(below)
     }
 
     fn nothing_unsent(_: Internal) {}

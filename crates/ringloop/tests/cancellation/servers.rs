@@ -1,12 +1,14 @@
 //! The server's connections: their futures end in the middle, alone or with their server.
 
 use std::io::Write;
-use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use ringloop::driver::BackendKind;
+use ringloop::net::AnyStream;
 use ringloop::server::{Connection, Handler, Running, Server};
+use socket2::Socket;
 
 use crate::common::{self, LONG, ReadOnce, pattern, pool_config};
 use crate::cut::{Cut, When, leaving_nothing};
@@ -17,8 +19,20 @@ pub(crate) fn server(backend: BackendKind) -> Server {
     Server::new("127.0.0.1:0").workers(2).pool_config(pool)
 }
 
-fn connect(server: &Running) -> TcpStream {
-    common::connect(server.local_addr())
+/// The same, also at a Unix socket.
+fn at_both(backend: BackendKind) -> Server<AnyStream> {
+    let name = format!("\0ringloop-servers-{}-{backend}", std::process::id());
+    server(backend).and_unix(name)
+}
+
+fn connect(server: &Running, is_unix: bool) -> Socket {
+    if !is_unix {
+        return common::connect(server.local_addr()).into();
+    }
+    let stream = UnixStream::connect_addr(&server.local_unix_addrs()[0]).unwrap();
+    stream.set_read_timeout(Some(LONG)).unwrap();
+    stream.set_write_timeout(Some(LONG)).unwrap();
+    stream.into()
 }
 
 pub(crate) fn until_nobody_is_left(server: &Running) {
@@ -30,7 +44,7 @@ pub(crate) fn until_nobody_is_left(server: &Running) {
 }
 
 /// Sends all of `sent`, and returns what comes back until the connection ends.
-fn talk(stream: &mut TcpStream, sent: Vec<u8>) -> Vec<u8> {
+fn talk(stream: &mut Socket, sent: Vec<u8>) -> Vec<u8> {
     let mut writer = stream.try_clone().unwrap();
     let writing = thread::spawn(move || {
         // The server may close before it has read everything.
@@ -53,7 +67,7 @@ fn a_connection_that_ends_in_its_middle_disturbs_no_other() {
     leaving_nothing(|runtime| {
         for when in [When::Polled, When::Woken] {
             for polls in 0..12 {
-                let server = server(runtime.backend())
+                let server = at_both(runtime.backend())
                     .start_with(move |mut stream, _| async move {
                         let mut first = [0];
                         stream.read(&mut first[..]).await.0?;
@@ -73,7 +87,9 @@ fn a_connection_that_ends_in_its_middle_disturbs_no_other() {
                         }
                     })
                     .unwrap();
-                let (mut victim, mut other) = (connect(&server), connect(&server));
+                let is_unix = polls % 2 == 1;
+                let (mut victim, mut other) =
+                    (connect(&server, is_unix), connect(&server, !is_unix));
                 let bytes = pattern(300_000);
                 let answer = thread::scope(|scope| {
                     let other = scope.spawn(|| talk(&mut other, [b"o", &bytes[..]].concat()));
@@ -109,14 +125,15 @@ fn a_server_that_ends_lets_go_of_its_connections() {
     leaving_nothing(|runtime| {
         for patience in [Duration::ZERO, Duration::from_millis(1)] {
             for round in 0..8 {
-                let server = server(runtime.backend())
+                let server = at_both(runtime.backend())
                     .idle_timeout(LONG)
                     .start(|| Echo { kept: buffer() })
                     .unwrap();
                 let bytes = pattern(400_000);
                 let clients: Vec<_> = (0..6)
                     .map(|index| {
-                        let (mut client, bytes) = (connect(&server), bytes.clone());
+                        let mut client = connect(&server, index % 2 == 1);
+                        let bytes = bytes.clone();
                         thread::spawn(move || {
                             if index % 3 == 2 {
                                 // Says nothing, or hears nothing.

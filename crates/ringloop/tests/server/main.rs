@@ -15,3 +15,4 @@ mod outside;
 mod panics;
 mod queued;
 mod shutdown;
+mod unix;

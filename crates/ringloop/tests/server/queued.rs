@@ -13,7 +13,7 @@ use crate::certificates;
 use crate::common::{self, LONG, ReadOnce};
 
 /// Keeps a worker from accepting until the result is dropped.
-fn block(running: &Running, worker: usize) -> mpsc::Sender<()> {
+pub(crate) fn block(running: &Running, worker: usize) -> mpsc::Sender<()> {
     let (go, gone) = mpsc::channel::<()>();
     let (begin, has_begun) = mpsc::channel();
     drop(running.pool().spawn_on(worker, move || async move {
@@ -25,7 +25,10 @@ fn block(running: &Running, worker: usize) -> mpsc::Sender<()> {
 }
 
 /// Shuts a server down while connections wait in the kernel's queue. Returns when it has begun.
-fn shut_down(running: Running, blocked: Vec<mpsc::Sender<()>>) -> thread::JoinHandle<()> {
+pub(crate) fn shut_down(
+    running: Running,
+    blocked: Vec<mpsc::Sender<()>>,
+) -> thread::JoinHandle<()> {
     let closing = thread::spawn(move || running.shutdown(LONG));
     // Time for it to tell the workers. Should it take longer, they accept the connections before.
     thread::sleep(Duration::from_millis(30));
