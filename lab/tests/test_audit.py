@@ -129,6 +129,7 @@ def test_each_rule_has_an_example() -> None:
 PUBLISHED = {
     "ab.txt": (1, 15), "box.txt": (8, 22), "clients.md": (16, 16), "hey.md": (1, 14), "interfaces.md": (7, 24), "k6.txt": (1, 12),
     "metrics.md": (10, 15), "monoio.txt": (23, 49), "oha.txt": (2, 36), "tcpkali.md": (2, 10), "vmbench.html": (6, 36),
+    "vmbench-copied.txt": (6, 36),
     "wrk.md": (2, 30), "wrk2.md": (1, 16),
 }  # fmt: skip
 """How many records and figures each has: what isn't read raises no alarm either."""
@@ -153,6 +154,8 @@ def test_what_the_first_readers_got_wrong() -> None:
     assert read == {"connections": "c64", "count": "143,073", "rate": "4,247.89", "p99": "18 ms", "max": "40 ms"}
     sentences = "# Report\n\nRed is 40% slower, 36% faster than Blue and scales to 10,000 connections. 5-7x!\n"
     assert audit.audit([("report", sentences)]).records == []
+    images = "1 Core | 4 Cores\n:---:|:---:\n![1core](/bench-1C.png) | ![4cores](/bench-4C.png)\n![80 ms](a.png) | ![90 ms](b.png)\n"
+    assert audit.audit([("report", images)]).records == []
 
 
 def test_our_own_results_are_read() -> None:
@@ -161,6 +164,8 @@ def test_our_own_results_are_read() -> None:
     assert done.figures("result.json") > 50
     assert {record.source for record in done.records} == {"ringlab"}
     assert [each for each in done.findings if each.severity == "contradiction"] == []
+    for other in ('{"cells": [1]}', '{"cells": 1}', '{"summary": {"average": 0.1}}', "{", text[:-200]):
+        assert all(record.source != "ringlab" for record in audit.audit([("other.json", other)]).records)
 
 
 def rounded(value: float, digits: int) -> str:
@@ -289,14 +294,14 @@ def test_the_command_lists_findings_and_exits_with_1() -> None:
     assert found.exit_code == 1
     assert "kio.txt:61: contradiction (littles-law)" in found.output
     assert "179,944/s x 5.58 ms = 1,004 requests under way, not 2,000" in found.output
-    assert "kio.txt: 32 figures read: 4 contradictions, 4 weaknesses" in found.output
+    assert "kio.txt: 32 figures understood: 4 contradictions, 4 other findings" in found.output
     assert "not in it: repeated runs" in found.output
 
 
 def test_the_command_exits_with_0_if_all_was_read() -> None:
     found = ringlab(DATA / "published" / "wrk.md")
     assert found.exit_code == 0
-    assert "wrk.md: 30 figures read: 0 contradictions, 0 weaknesses" in found.output
+    assert "wrk.md: 30 figures understood: 0 contradictions, 0 other findings" in found.output
 
 
 def test_the_command_prints_json() -> None:
@@ -314,11 +319,11 @@ def test_what_was_not_read_is_not_clean(tmp_path: Path) -> None:
     path.write_text("# Nothing\n\nOnly sentences about 5 ms here.\n")
     found = ringlab(path)
     assert found.exit_code == 3
-    assert "report.md: 0 figures read" in found.output
+    assert "report.md: 0 figures understood: it is silent about this report" in found.output
     path.write_text("| server | req/s | p99 |\n|---|---|---|\n| red | 1,000 | 64 ms |\n| blue | 1,000 | <4 ms |\n")
     found = ringlab(path)
     assert found.exit_code == 3
-    assert "not understood: figures in the tables at line 1" in found.output
+    assert "not understood: some figures of the tables at line 1" in found.output
 
 
 def test_other_encodings_are_read(tmp_path: Path) -> None:

@@ -189,9 +189,8 @@ def check_connections(record: Record) -> Iterator[Finding]:
     elif asked - opened >= DIVISION_MIN * asked:
         # Not named after the subject: it is the same for all, and told once.
         words = f"{asked:.0f} connections / {workers:.0f} threads = {asked // workers:.0f} for each thread; {each}"
-        yield finding(
-            "division", record, "connections", f"wrk opened {plain(opened)} connections, not {plain(asked)}", words
-        )
+        what = f"wrk opened {plain(opened)} connections, not {plain(asked)}"
+        yield finding("division", record, "connections", what, words)
 
 
 def check_errors(record: Record) -> Iterator[Finding]:
@@ -248,9 +247,8 @@ def check_mean(record: Record) -> Iterator[Finding]:
         if wrong:
             words = " + ".join(f"{share:.4g} x {each.shown}" for share, each in parts)
             what = f"{record.name}: the mean is {size_of} than the percentiles allow"
-            yield finding(
-                "mean", record, "mean", what, f"mean {sign} {words} = {seconds(bound)}, but it is {mean.shown}"
-            )
+            words = f"mean {sign} {words} = {seconds(bound)}, but it is {mean.shown}"
+            yield finding("mean", record, "mean", what, words)
 
 
 def check_few_operations(record: Record) -> Iterator[Finding]:
@@ -723,9 +721,8 @@ def check_calculated(records: Records) -> Iterator[Finding]:
             one = seen.setdefault(pair, record)
             if one.subject != record.subject or one.conditions != record.conditions:
                 words = ", ".join(f"{NAMES.get(kind, kind)} {text} twice" for kind, text in pair)
-                yield finding(
-                    "calculated", record, pair[0][0], f"{record.name} has the very figures of {one.name}", words
-                )
+                what = f"{record.name} has the very figures of {one.name}"
+                yield finding("calculated", record, pair[0][0], what, words)
 
 
 def check_directions(records: Records) -> Iterator[Finding]:
@@ -737,13 +734,8 @@ def check_directions(records: Records) -> Iterator[Finding]:
                 if table.source == "table" and found and "bandwidth" in one_kind and not table.both_ways:
                     what = f"{table.name}: the bandwidth adds both directions, and the table doesn't say so"
                     value = megabits(found[0].value / found[1].value)
-                    yield finding(
-                        "both-directions",
-                        table,
-                        "bandwidth_each",
-                        what,
-                        f"{found[0].text} / {plain(found[1].value)} = {value}",
-                    )
+                    words = f"{found[0].text} / {plain(found[1].value)} = {value}"
+                    yield finding("both-directions", table, "bandwidth_each", what, words)
                     return
 
 

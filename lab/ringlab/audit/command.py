@@ -49,10 +49,13 @@ def audit_command(reports: tuple[Path, ...], as_json: bool) -> None:
         for report, count in counts.items():
             found = [each for each in done.findings if each.report == report]
             hard = sum(each.severity == "contradiction" for each in found)
-            said = f"{figures.counted(hard, 'contradiction')}, {figures.counted(len(found) - hard, 'weakness').replace('sss', 'sses')}"
-            click.echo(f"{report}: {figures.counted(count, 'figure')} read: {said}")
+            said = f"{figures.counted(hard, 'contradiction')}, {len(found) - hard} other finding{'s' * (len(found) - hard != 1)}"
+            said = said if count else "it is silent about this report"
+            click.echo(f"{report}: {figures.counted(count, 'figure')} understood: {said}")
             if unread[report]:
-                click.echo(f"  not understood: figures in the tables at line {', '.join(map(str, unread[report]))}")
+                click.echo(
+                    f"  not understood: some figures of the tables at line {', '.join(map(str, unread[report]))}"
+                )
             if count and done.missing[report]:
                 click.echo(f"  not in it: {'; '.join(done.missing[report])}")
     complete = all(counts.values()) and not any(unread.values())

@@ -6,6 +6,7 @@ Tables are rows of `|` or of box-drawing characters, `<table>`, columns of text 
 """
 
 import html
+import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ NAME = re.compile(r"^(\s*)([A-Z][\w.+#/ -]*(?:\([^)]*\))?):\s*$")
 """A line that names what follows: "PyLoop:"."""
 RULE = re.compile(r"^[\s|:+=─━═┄┼╪╋├┤┝┥┠┨╞╡╟╢╠╣└┘┌┐┏┓┗┛┴┬╒╕╘╛╭╮╰╯┯┷┳┻┰┸╔╗╚╝╩╦╬-]{3,}$")
 PAIR = re.compile(r"^(\s*)(?:[-*+•]\s+|\d+[.)]\s+)?\**([A-Za-z][^:=|*`]{0,47}?)\**\s*:\**\s+(\S.*)$")
-GAP = re.compile(r"\t+|\s{2,}|,\s+(?=\d)|(?<=[A-Za-z]),\s+(?=[a-z])")
+GAP = re.compile(r"\t+|\s{2,}|,\s+(?=\d)|(?<=[A-Za-z]),\s+(?=[a-z]{2})")
 ENCODINGS = ("cp1252", "cp1254", "mac_roman", "latin-1")
 """In which UTF-8 is mistakenly read, most often first."""
 
@@ -106,9 +107,9 @@ def mend(run: re.Match[str]) -> str:
 
 
 def bare(text: str) -> str:
-    """Return a text without Markdown's marks, links and line breaks."""
-    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
-    return re.sub(r"<[^>]*>|\*\*|`|(?<!\w)[*_](?=\w)|(?<=\w)[*_](?!\w)", " ", text).strip()
+    """Return a text without Markdown's marks, links, images and line breaks."""
+    text = re.sub(r"\[([^\[\]]*)\]\([^()]*\)", r"\1", re.sub(r"!\[[^\[\]]*\]\([^()]*\)", "", text))
+    return re.sub(r"<[^<>]*>|\*\*|`|(?<!\w)[*_](?=\w)|(?<=\w)[*_](?!\w)", " ", text).strip()
 
 
 def parse(text: str, name: str) -> Document:
@@ -184,23 +185,14 @@ def tables(document: Document, is_heading: Callable[[list[str]], bool]) -> Itera
             rows = marked if len(marked) > 1 else rows
             yield Table(cells_of(rows[0].text), [(line, cells_of(line.text)) for line in rows[1:]], rows[0])
             continue
-        found = [
-            (line, match[2].strip(), bare(match[3])) for line in run if (match := PAIR.match(bare_marks(line.text)))
-        ]
-        if found:
-            if pairs and pairs[-1][0].path != found[0][0].path:
-                yield Pairs(pairs)
-                pairs = []
-            for row in found:
-                if pairs and pairs[-1][0].path != row[0].path:
-                    yield Pairs(pairs)
-                    pairs = []
-                pairs.append(row)
+        matched = [(line, PAIR.match(bare_marks(line.text))) for line in run]
+        if found := [(line, match[2].strip(), bare(match[3])) for line, match in matched if match]:
+            pairs += found
             continue
         spaced = [(line, [bare(cell) for cell in GAP.split(line.text.strip())]) for line in run]
         yield from aligned(spaced, headings, is_heading)
-    if pairs:
-        yield Pairs(pairs)
+    for _, rows_of_list in itertools.groupby(pairs, key=lambda row: row[0].path):
+        yield Pairs(list(rows_of_list))
 
 
 def bare_marks(text: str) -> str:
@@ -212,14 +204,16 @@ def aligned(
     spaced: Sequence[tuple[Line, list[str]]], headings: dict[int, list[str]], is_heading: Callable[[list[str]], bool]
 ) -> Iterator[Table]:
     """Yield the table that columns of text make; its headings may stand above another one with as many columns."""
-    rows = [
-        (line, cells)
-        for line, cells in spaced
-        if len(cells) > 1 and any(map(quantities.read, cells[1:])) and not NAME.match(line.text)
-    ]
-    for _, cells in spaced:
-        if len(cells) > 1 and not any(map(quantities.read, cells)) and is_heading(cells):
+    rows: list[tuple[Line, list[str]]] = []
+    for line, cells in spaced:
+        if len(cells) > 1 and is_heading(cells):
             headings[len(cells)] = cells
-    if len(rows) > 1 and len(rows) * 2 > len(spaced):
-        width = max(len(cells) for _, cells in rows)
-        yield Table(headings.get(width, [""] * width), rows, rows[0][0])
+        elif len(cells) > 1 and any(map(quantities.read, cells[1:])) and not re.match(r"\s*[\[{(]|.*:$", line.text):
+            rows.append((line, cells))
+        elif len(cells) == 1 and re.fullmatch(r"[\w.+-]+( [\w.+-]+)?", cells[0]):
+            rows.append((line, cells))  # It names the rows below it.
+    width = max((len(cells) for _, cells in rows), default=0)
+    if width > 1 and sum(len(cells) > 1 for _, cells in rows) > max(1, len(spaced) // 2):
+        corner = headings.get(width - 1, [])  # It may be empty above the names of figures, beside conditions.
+        shifted = ["", *corner] if corner and all(re.search(r"\d", cell) for cell in corner) else [""] * width
+        yield Table(headings.get(width, shifted), rows, rows[0][0])

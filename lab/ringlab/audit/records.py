@@ -10,8 +10,9 @@ import functools
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ringlab import figures
 from ringlab.audit import quantities
@@ -162,6 +163,12 @@ def kind_of(heading: str) -> str:
     """Return what a heading announces, or nothing."""
     text = heading.strip().lower()
     return next((kind for kind, pattern in PATTERNS if pattern.search(text)), "")
+
+
+def is_heading(cells: Sequence[str]) -> bool:
+    """Return whether cells may be the headings of columns: kinds of figures, or nothing but conditions."""
+    chosen = [dict(conditions_in(cell, 0)) for cell in cells]
+    return all(chosen) or (any(map(kind_of, cells)) and not any(map(quantities.read, cells)))
 
 
 def heading_unit(heading: str) -> Unit | None:
@@ -370,8 +377,11 @@ def read_table(table: Table, base: Record) -> tuple[list[Record], int]:
             if baseline := BASELINE.search(column.heading):
                 record.baseline = baseline[1]
             kind, unit = kind or kind_of(metric), unit or heading_unit(metric)
+            quantity = quantities.read(text, unit)
+            if quantity and quantity.dimension == "number" and not kind and not column.heading:
+                unread += 1  # Nothing says what it is.
+                continue
             if not kind and column.subject:
-                quantity = quantities.read(text, unit)
                 counted = quantity and quantity.dimension == "time" and "count" in dict(conditions_in(case, 0))
                 kind = "total" if counted else "other"
             if take(record, kind or f"other {clean(column.heading).lower()}", text, unit, line.number):
@@ -436,7 +446,7 @@ def share(document: Document, found: Sequence[Pairs | Table]) -> Shared:
 
 def read_tables(document: Document) -> tuple[list[Record], list[int]]:
     """Return the records of all tables and lists, and the lines of the tables with figures that weren't read."""
-    parts = list(tables(document, lambda cells: any(map(kind_of, cells))))
+    parts = list(tables(document, is_heading))
     shared = share(document, parts)
     records: list[Record] = []
     unread: list[int] = []
@@ -457,25 +467,27 @@ def read_tables(document: Document) -> tuple[list[Record], list[int]]:
 
 
 def read_result(text: str, name: str) -> list[Record]:
-    """Return the records of a result of ringlab's own: each arm in each cell."""
-    records: list[Record] = []
+    """Return the records of a result of ringlab's own: each arm in each cell; nothing if it is no such result."""
     try:
-        cells = json.loads(text)["cells"] if text.lstrip().startswith("{") else []
-    except (ValueError, LookupError, TypeError):
+        content = json.loads(text) if text.lstrip().startswith("{") else {}
+        return [record for group, cell in enumerate(content["cells"]) for record in read_cell(cell, group, name)]
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return []
-    for group, cell in enumerate(cells):
-        metrics = {metric["key"]: metric for metric in cell["metrics"]}
-        arms: dict[str, Record] = {}
-        for summary in (cell["analysis"] or {"summaries": []})["summaries"]:
-            arm = summary["arm"]
-            record = arms.setdefault(arm, Record(name, "ringlab", group, 1, (cell["name"],), arm, cell["name"]))
-            record.closed = cell["parameters"].get("mode") == "closed"
-            if connections := cell["parameters"].get("connections"):
-                record.settings["connections"] = exactly(connections, str(connections)).at(1)
-            if metric := metrics.get(summary["metric"]):
-                dimension, scale, _ = quantities.unit_of(metric["unit"])[0] or ("number", 1.0, 1.0)
-                median, low, high = (summary[each] * scale for each in ("median", "low", "high"))
-                quantity = Quantity(median, low, high, dimension, str(summary["median"]))
-                record.figures[kind_of(metric["title"]) or metric["key"]] = quantity.at(1)
-        records += arms.values()
-    return records
+
+
+def read_cell(cell: dict[str, Any], group: int, name: str) -> Iterable[Record]:
+    """Return the records of a cell of a result."""
+    metrics = {metric["key"]: metric for metric in cell["metrics"]}
+    arms: dict[str, Record] = {}
+    for summary in (cell["analysis"] or {"summaries": []})["summaries"]:
+        arm = summary["arm"]
+        record = arms.setdefault(arm, Record(name, "ringlab", group, 1, (cell["name"],), arm, cell["name"]))
+        record.closed = cell["parameters"].get("mode") == "closed"
+        if connections := cell["parameters"].get("connections"):
+            record.settings["connections"] = exactly(connections, str(connections)).at(1)
+        if metric := metrics.get(summary["metric"]):
+            dimension, scale, _ = quantities.unit_of(metric["unit"])[0] or ("number", 1.0, 1.0)
+            median, low, high = (summary[each] * scale for each in ("median", "low", "high"))
+            quantity = Quantity(median, low, high, dimension, str(summary["median"]))
+            record.figures[kind_of(metric["title"]) or metric["key"]] = quantity.at(1)
+    return arms.values()
