@@ -746,13 +746,15 @@ def run_build(
                     if ended:
                         break
                     continue
-                if not (data := TERMINAL_CODES.sub(b"", os.read(output.fileno(), 1 << 16))):
+                if not (data := os.read(output.fileno(), 1 << 16)):
                     break
-                # Progress is drawn over itself: what remains of a line is behind the last carriage return.
-                *lines, pending = (pending + data).split(b"\n")
+                pending = TERMINAL_CODES.sub(b"", pending + data)
+                # Progress is drawn over itself, from a carriage return on. The piece behind the last end isn't complete.
+                *pieces, _ = re.split(rb"[\r\n]", pending)
+                *lines, pending = pending.split(b"\n")
                 kept.writelines(line.rpartition(b"\r")[2] + b"\n" for line in lines)
                 kept.flush()
-                if text := last_line(data.decode(errors="replace")):
+                if text := last_line(b"\n".join(pieces).decode(errors="replace")):
                     tell(text)
             kept.write(pending.rpartition(b"\r")[2])
             process.wait(max(0.0, deadline - time.monotonic()))

@@ -104,5 +104,5 @@ class ConsoleProgress:
         """Print a cell."""
         with contextlib.suppress(OSError):
             terminal.print_cell(self.console, cell)
-            if not self.console.is_terminal:
+            if not self.console.is_terminal and self.done_s < self.expected_s:
                 self.console.print(f"[dim]{self.left()}[/dim]", highlight=False)

@@ -182,6 +182,19 @@ def test_a_run_without_targets_here_says_what_they_lack(make_targets: MakeTarget
     assert "none of the targets can run here" in found.output
 
 
+def test_a_named_target_that_is_missing_is_told_first(make_targets: MakeTargets, tmp_path: Path) -> None:
+    folder = make_targets(one=1.0, two=1.0, three=1.0)
+    for name in ("two", "three"):
+        with (folder / name / manifest.FILE_NAME).open("a") as file:
+            file.write('[detect]\ncommands = ["false"]\nneeds = "a tool"\ninstall = "apt-get install tool"\n')
+    words = ("run", CALL_SOON, *FAST, "--targets-folder", folder, "--targets")
+    found = ringlab(*words, "two,one", "--output", tmp_path / "out")
+    assert found.exit_code == 0, found.output
+    assert found.stderr.splitlines() == [
+        "warning: without two: a tool: `false` failed with code 1; install it with: apt-get install tool"
+    ]
+
+
 def test_a_target_that_cannot_be_built_is_skipped(make_targets: MakeTargets, tmp_path: Path) -> None:
     folder = make_targets(one=1.0, two=1.0)
     path = folder / "one" / "target.toml"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ringlab import manifest, preflight, workloads
+from ringlab import manifest, preflight, presets, selection, workloads
 
 GOOD = """
 name = "good"
@@ -269,14 +269,22 @@ def test_a_build_does_not_wait_for_what_it_leaves_running(tmp_path: Path) -> Non
 
 
 def test_the_progress_of_a_build_is_told_and_its_log_is_readable(tmp_path: Path) -> None:
-    said = r"\033[1m   Compiling\033[0m one v1\n    Building [=>  ] 1/2: two\r    Building [==> ] 2/2: two\r\033[K    Finished\n"
-    command = f"printf '{said}'; cp {{target}}/source {{build}}/server"
-    arm = read(tmp_path, GOOD.replace("cp {target}/source {build}/server", command.replace("\\", "\\\\")))[0]
+    command = "{python} say.py; cp {target}/source {build}/server"
+    arm = read(tmp_path, GOOD.replace("cp {target}/source {build}/server", command))[0]
     (arm.folder / "source").write_text("1")
+    # As cargo writes it, in pieces of any length.
+    (arm.folder / "say.py").write_text(r"""
+import os
+said = b"\33[1m   Compiling\33[0m one v1\n    Building [=>  ] 1/2: two\r    Building [==> ] 2/2: two\r\33[K    Finished\n"
+for begin in range(0, len(said), 7):
+    os.write(1, said[begin:begin + 7])
+""")
     told: list[str] = []
     manifest.build(arm, tell=told.append)
+    pieces = ("Compiling one v1", "Building [=>  ] 1/2: two", "Building [==> ] 2/2: two", "Finished")
     assert told[0] == f"building good: {arm.shell(arm.build.command)}"
     assert told[-1] == "building good: Finished"
+    assert set(told[1:]) <= {f"building good: {piece}" for piece in pieces}
     lines = (arm.build_folder / manifest.LOG_NAME).read_text().splitlines()
     assert lines == [f"$ {arm.shell(arm.build.command)}", "   Compiling one v1", "    Finished"]
 
@@ -326,6 +334,13 @@ def test_the_targets_of_the_repository_can_be_read() -> None:
     for arm in arms:
         assert arm.workloads
         assert preflight.debug_build(arm) == ""
+
+
+def test_the_bench_has_the_main_runtimes_and_builds_them_first() -> None:
+    targets = presets.named("bench").targets
+    chosen = selection.choose(manifest.discover(REPOSITORY_TARGETS), targets)
+    assert len(chosen) >= 8
+    assert [arm.name for arm in chosen[:4]] == ["c-epoll", "tokio", "go", "node"]
 
 
 def test_folders_may_have_spaces(tmp_path: Path) -> None:
