@@ -1,6 +1,6 @@
 //! Copies bytes between files, pipes and connections, in the kernel where that is possible.
 //!
-//! | from | to a plain connection | to a pipe | to a file, or over TLS |
+//! | from | to a plain connection, or over kernel TLS | to a pipe | to a file, or over rustls' TLS |
 //! | --- | --- | --- | --- |
 //! | a file | sendfile(2) | read and write | read and write |
 //! | a plain connection | splice(2) through a pipe, for bulk data | splice(2) | read and write |
@@ -10,6 +10,9 @@
 //! Pipes are [`File`]s, made from a descriptor. Plain connections are [`TcpStream`](crate::net::TcpStream) and
 //! [`UnixStream`](crate::net::UnixStream), and their halves. If the kernel refuses the fast way, for instance for files of
 //! /proc, bytes are read and written.
+//!
+//! Over kernel TLS (feature `tls`, `TlsAcceptor::kernel`), the kernel encrypts what it sends. As with other writes to such a
+//! connection, end with `shutdown` or `flush`, so that nothing is lost.
 //!
 //! No thread is blocked: neither by a peer that reads slowly, nor by a disk, because what is not in memory is read by the
 //! driver. (To find out, the first and the last byte of each 128 KB are checked.) File systems that do not say what is in

@@ -109,7 +109,8 @@ impl TlsAcceptor {
     /// Sets whether the kernel encrypts and decrypts after the handshake (kernel TLS), where it can. The default is
     /// false.
     ///
-    /// Then data goes from the program's buffers to the kernel and back as it does without TLS. This needs TCP, a kernel
+    /// Then data goes from the program's buffers to the kernel and back as it does without TLS, and files go there without
+    /// a copy in the program ([`io::send_file`](crate::io::send_file)). This needs TCP, a kernel
     /// with `CONFIG_TLS`, AES-GCM or ChaCha20-Poly1305, and a cryptography provider that can give its keys away; otherwise
     /// rustls goes on. [`TlsStream::kernel`] and [`kernel_support`](Self::kernel_support) say which, and why. Some things
     /// differ:

@@ -18,7 +18,8 @@ use crate::sealed::INTERNAL;
 /// An error of either side ends both directions. A side that reads slowly slows down the one that sends to it. There is
 /// no limit of time: use [`timeout`](crate::time::timeout), or a server's idle timeout.
 ///
-/// Between two plain connections, bulk data goes through a pipe in the kernel (splice(2)), and small messages are copied.
+/// From a plain connection to a plain one, or to one with kernel TLS, bulk data goes through a pipe in the kernel
+/// (splice(2)), and small messages are copied.
 /// If the future is dropped, up to 256 KB per direction that were read and not yet written are lost.
 ///
 /// # Errors

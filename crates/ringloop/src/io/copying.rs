@@ -36,26 +36,28 @@ impl<'a> Copying<'a> {
 
     /// Copies until the source ends, or the limit is reached. Returns how many bytes that were.
     pub(super) async fn run(&mut self) -> io::Result<u64> {
-        match (&self.source, &self.sink) {
-            (Source::Socket(from), Sink::Socket(to)) => {
-                let (from, to) = (*from, *to);
+        match (&self.source, &self.sink, self.sink.outlet()) {
+            (Source::Socket(from), _, Some(to)) => {
+                let from = *from;
                 splice::between_sockets(self, from, to).await?;
             }
-            (Source::File(source), Sink::Socket(to)) if source.offset.is_some() => {
-                let (file, to) = (source.file, *to);
+            (Source::File(source), _, Some(to)) if source.offset.is_some() => {
+                let file = source.file;
                 sendfile::send(self, file, to).await?;
             }
-            (Source::File(source), Sink::Socket(to)) if sys::is_pipe(source.file.as_fd()) => {
-                let (pipe, to) = (source.file, *to);
+            (Source::File(source), _, Some(to)) if sys::is_pipe(source.file.as_fd()) => {
+                let pipe = source.file;
                 splice::from_pipe(self, pipe, to).await?;
             }
-            (Source::Socket(from), Sink::File(pipe)) if sys::is_pipe(pipe.as_fd()) => {
+            (Source::Socket(from), Sink::File(pipe), None) if sys::is_pipe(pipe.as_fd()) => {
                 let from = *from;
                 let pipe = pipe.as_fd().try_clone_to_owned();
                 splice::to_pipe(self, from, pipe).await?;
             }
             _ => self.by_pieces().await?,
         }
+        // Kernel TLS may hold the last bytes back.
+        self.sink.flush().await?;
         Ok(self.moved)
     }
 

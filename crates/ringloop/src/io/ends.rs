@@ -3,7 +3,9 @@
 use std::cell::RefCell;
 use std::future::poll_fn;
 use std::io;
+use std::os::fd::BorrowedFd;
 #[cfg(feature = "tls")]
+use std::task::ready;
 use std::task::{Context, Poll};
 
 use bytes::BufMut;
@@ -14,7 +16,8 @@ use crate::net::stream::{Core, HasCore};
 use crate::net::{OwnedReadHalf, OwnedWriteHalf, ReadStream, Stream};
 use crate::sealed::{INTERNAL, Internal};
 #[cfg(feature = "tls")]
-use crate::source::{Seat, Waiting};
+use crate::source::Seat;
+use crate::source::Waiting;
 #[cfg(feature = "tls")]
 use crate::tls::{TlsReadHalf, TlsStream, TlsWriteHalf};
 
@@ -61,6 +64,15 @@ pub enum Sink<'a> {
     /// A plain connection.
     Socket(&'a Core),
     /// An encrypted one.
+    #[cfg(feature = "tls")]
+    Tls(TlsEnd<'a>),
+}
+
+/// A connection that the kernel can send to from another descriptor: a plain one, or one whose records the kernel
+/// encrypts.
+#[derive(Clone, Copy)]
+pub(super) enum Outlet<'a> {
+    Plain(&'a Core),
     #[cfg(feature = "tls")]
     Tls(TlsEnd<'a>),
 }
@@ -173,6 +185,13 @@ trait Secured {
     fn poll_write(&self, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>>;
     fn poll_flush(&self, context: &mut Context<'_>) -> Poll<io::Result<()>>;
     fn poll_finish(&self, context: &mut Context<'_>) -> Poll<io::Result<()>>;
+    fn is_in_kernel(&self) -> bool;
+    fn poll_send_by(
+        &self,
+        context: &mut Context<'_>,
+        wanted: usize,
+        call: &mut dyn FnMut(BorrowedFd<'_>) -> io::Result<usize>,
+    ) -> Poll<io::Result<usize>>;
 }
 
 #[cfg(feature = "tls")]
@@ -216,6 +235,19 @@ impl<S: Stream> Secured for TlsStream<S> {
 
     fn poll_finish(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.poll_finish(context)
+    }
+
+    fn is_in_kernel(&self) -> bool {
+        self.is_in_kernel()
+    }
+
+    fn poll_send_by(
+        &self,
+        context: &mut Context<'_>,
+        wanted: usize,
+        call: &mut dyn FnMut(BorrowedFd<'_>) -> io::Result<usize>,
+    ) -> Poll<io::Result<usize>> {
+        self.poll_send_by(context, wanted, call)
     }
 }
 
@@ -300,7 +332,17 @@ impl Source<'_> {
     }
 }
 
-impl Sink<'_> {
+impl<'a> Sink<'a> {
+    /// The connection, if the kernel can send to it from another descriptor.
+    pub(super) fn outlet(&self) -> Option<Outlet<'a>> {
+        match self {
+            Sink::Socket(core) => Some(Outlet::Plain(core)),
+            #[cfg(feature = "tls")]
+            Sink::Tls(end) if end.0.is_in_kernel() => Some(Outlet::Tls(*end)),
+            _ => None,
+        }
+    }
+
     /// Writes as much as there is room for now, which may be nothing.
     pub(super) fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
         let result = match self {
@@ -361,6 +403,44 @@ impl Sink<'_> {
             Sink::Tls(TlsEnd(stream)) => {
                 let _waiting = stream.writing();
                 poll_fn(|context| stream.poll_finish(context)).await
+            }
+        }
+    }
+}
+
+impl Outlet<'_> {
+    /// Registers a future that waits to write. There is one at a time.
+    pub(super) fn writing(&self) -> Waiting<'_> {
+        match self {
+            Outlet::Plain(core) => core.writing(),
+            #[cfg(feature = "tls")]
+            Outlet::Tls(TlsEnd(stream)) => stream.writing(),
+        }
+    }
+
+    /// Sends by a call of the caller's, which moves up to `wanted` bytes without waiting, or returns why it moves none. It
+    /// is called again until it fails with `WouldBlock`.
+    pub(super) fn poll_send_by<T>(
+        &self,
+        context: &mut Context<'_>,
+        wanted: usize,
+        mut call: impl FnMut(BorrowedFd<'_>) -> io::Result<Result<usize, T>>,
+    ) -> Poll<io::Result<Result<usize, T>>> {
+        debug_assert!(wanted > 0);
+        match self {
+            Outlet::Plain(core) => core.poll_write_by(context, &mut call),
+            #[cfg(feature = "tls")]
+            Outlet::Tls(TlsEnd(stream)) => {
+                let mut reason = None;
+                let sent = ready!(stream.poll_send_by(context, wanted, &mut |socket| {
+                    call(socket).map(|sent| {
+                        sent.unwrap_or_else(|why| {
+                            reason = Some(why);
+                            0
+                        })
+                    })
+                }))?;
+                Poll::Ready(Ok(reason.map_or(Ok(sent), Err)))
             }
         }
     }

@@ -1,4 +1,4 @@
-//! From a file to a socket, by sendfile(2).
+//! From a file to a socket, by sendfile(2). With kernel TLS, the kernel encrypts what it reads.
 //!
 //! The call reads the file in the thread that makes it. To keep a slow disk from holding up others, it is only made for
 //! what is in memory already, as far as the first and the last byte tell. The driver reads the rest.
@@ -8,12 +8,19 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use super::copying::{Copying, PIECE_BYTES, is_refusal};
-use super::ends::Source;
+use super::ends::{Outlet, Source};
 use crate::fs::File;
-use crate::net::stream::Core;
 use crate::sys::{self, Presence};
 
-pub(super) async fn send(copying: &mut Copying<'_>, file: &File, to: &Core) -> io::Result<()> {
+/// Why nothing was sent.
+enum Otherwise {
+    /// This piece has to be read from storage.
+    ReadPiece,
+    /// The file system does not say what is in memory, or the kernel does not send this file.
+    ReadAll,
+}
+
+pub(super) async fn send(copying: &mut Copying<'_>, file: &File, to: Outlet<'_>) -> io::Result<()> {
     loop {
         let wanted = copying.wanted(PIECE_BYTES);
         let offset = match &copying.source {
@@ -25,28 +32,29 @@ pub(super) async fn send(copying: &mut Copying<'_>, file: &File, to: &Core) -> i
         }
         let waiting = to.writing();
         let sent = poll_fn(|context| {
-            to.poll_write_by(context, |socket| {
+            to.poll_send_by(context, wanted, |socket| {
                 match presence(file.as_fd(), offset, wanted) {
-                    Presence::Present => {
-                        sys::send_file(socket, file.as_fd(), offset, wanted).map(Ok)
-                    }
-                    other => Ok(Err(other)),
+                    Presence::Present => {}
+                    Presence::Absent => return Ok(Err(Otherwise::ReadPiece)),
+                    Presence::Unknown => return Ok(Err(Otherwise::ReadAll)),
+                }
+                match sys::send_file(socket, file.as_fd(), offset, wanted) {
+                    Err(error) if is_refusal(&error) => Ok(Err(Otherwise::ReadAll)),
+                    sent => sent.map(Ok),
                 }
             })
         })
         .await;
         drop(waiting);
-        match sent {
-            Ok(Ok(0)) => return Ok(()),
-            Ok(Ok(count)) => copying.count(count),
-            Ok(Err(Presence::Absent)) => {
+        match sent? {
+            Ok(0) => return Ok(()),
+            Ok(count) => copying.count(count),
+            Err(Otherwise::ReadPiece) => {
                 if copying.piece().await? == 0 {
                     return Ok(());
                 }
             }
-            Ok(Err(_)) => return copying.by_pieces().await,
-            Err(error) if is_refusal(&error) => return copying.by_pieces().await,
-            Err(error) => return Err(error),
+            Err(Otherwise::ReadAll) => return copying.by_pieces().await,
         }
     }
 }

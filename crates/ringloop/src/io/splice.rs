@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use ringloop_driver::Interest;
 
 use super::copying::{Copying, PIECE_BYTES, is_refusal};
+use super::ends::Outlet;
 use crate::fs::File;
 use crate::net::stream::Core;
 use crate::source::{Seat, Source};
@@ -96,11 +97,14 @@ enum Run {
     Refused,
 }
 
+/// The kernel does not splice these files.
+struct Refused;
+
 /// Small messages are copied. A pipe is used only while much arrives, so that idle connections hold none.
 pub(super) async fn between_sockets(
     copying: &mut Copying<'_>,
     from: &Core,
-    to: &Core,
+    to: Outlet<'_>,
 ) -> io::Result<()> {
     let mut is_refused = false;
     loop {
@@ -128,7 +132,7 @@ pub(super) async fn between_sockets(
 async fn through_pipe(
     copying: &mut Copying<'_>,
     from: &Core,
-    to: &Core,
+    to: Outlet<'_>,
     pipe: &mut Pipe,
 ) -> io::Result<Run> {
     loop {
@@ -158,18 +162,21 @@ async fn through_pipe(
         while pipe.held > 0 {
             let _waiting = to.writing();
             let sent = poll_fn(|context| {
-                to.poll_write_by(context, |socket| {
-                    sys::splice(pipe.reader.as_fd(), socket, pipe.held)
+                to.poll_send_by(context, pipe.held, |socket| {
+                    match sys::splice(pipe.reader.as_fd(), socket, pipe.held) {
+                        Err(error) if is_refusal(&error) => Ok(Err(Refused)),
+                        sent => sent.map(Ok),
+                    }
                 })
             })
             .await;
-            match sent {
+            match sent? {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(count) => {
                     pipe.held -= count;
                     copying.count(count);
                 }
-                Err(error) if is_refusal(&error) => {
+                Err(Refused) => {
                     let buffer = copying.buffer();
                     buffer.clear();
                     buffer.resize(pipe.held, 0);
@@ -178,7 +185,6 @@ async fn through_pipe(
                     copying.write_buffer().await?;
                     return Ok(Run::Refused);
                 }
-                Err(error) => return Err(error),
             }
         }
     }
@@ -190,7 +196,11 @@ fn watch(pipe: io::Result<OwnedFd>, interest: Interest) -> Option<Source<OwnedFd
 }
 
 /// Copies from somebody's pipe to a socket.
-pub(super) async fn from_pipe(copying: &mut Copying<'_>, pipe: &File, to: &Core) -> io::Result<()> {
+pub(super) async fn from_pipe(
+    copying: &mut Copying<'_>,
+    pipe: &File,
+    to: Outlet<'_>,
+) -> io::Result<()> {
     let Some(pipe) = watch(pipe.as_fd().try_clone_to_owned(), Interest::READ) else {
         return copying.by_pieces().await;
     };
@@ -203,8 +213,13 @@ pub(super) async fn from_pipe(copying: &mut Copying<'_>, pipe: &File, to: &Core)
 async fn from_watched(
     copying: &mut Copying<'_>,
     pipe: &Source<OwnedFd>,
-    to: &Core,
+    to: Outlet<'_>,
 ) -> io::Result<()> {
+    /// Why nothing was moved.
+    enum Otherwise {
+        PipeIsEmpty,
+        Refused,
+    }
     loop {
         let wanted = copying.wanted(PIECE_BYTES);
         if wanted == 0 {
@@ -212,24 +227,25 @@ async fn from_watched(
         }
         let waiting = to.writing();
         let moved = poll_fn(|context| {
-            to.poll_write_by(context, |socket| {
+            to.poll_send_by(context, wanted, |socket| {
                 match sys::splice(pipe.get().as_fd(), socket, wanted) {
                     Err(error)
                         if error.kind() == io::ErrorKind::WouldBlock
                             && !sys::is_readable_now(pipe.get().as_fd())? =>
                     {
-                        Ok(None)
+                        Ok(Err(Otherwise::PipeIsEmpty))
                     }
-                    result => result.map(Some),
+                    Err(error) if is_refusal(&error) => Ok(Err(Otherwise::Refused)),
+                    moved => moved.map(Ok),
                 }
             })
         })
         .await;
         drop(waiting);
-        match moved {
-            Ok(Some(0)) => return Ok(()),
-            Ok(Some(count)) => copying.count(count),
-            Ok(None) => {
+        match moved? {
+            Ok(0) => return Ok(()),
+            Ok(count) => copying.count(count),
+            Err(Otherwise::PipeIsEmpty) => {
                 let waiting = pipe.reading(Seat::alone());
                 poll_fn(|context| {
                     pipe.poll_read(context, waiting.seat(), |pipe| {
@@ -238,8 +254,7 @@ async fn from_watched(
                 })
                 .await?;
             }
-            Err(error) if is_refusal(&error) => return copying.by_pieces().await,
-            Err(error) => return Err(error),
+            Err(Otherwise::Refused) => return copying.by_pieces().await,
         }
     }
 }

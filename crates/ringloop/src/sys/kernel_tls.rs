@@ -49,6 +49,13 @@ pub(crate) fn sending_key(socket: BorrowedFd<'_>, key: &mut [u8]) -> io::Result<
     get(socket, LEVEL, Direction::Send as c_int, key)
 }
 
+/// Makes TCP send what it has, although more was announced (`MSG_MORE` and `MSG_SENDPAGE_NOTLAST`, which sendfile(2) and
+/// splice(2) use): that is what lifting a cork does, see `tcp(7)`, also where there is none.
+pub(crate) fn send_pending(socket: BorrowedFd<'_>) -> io::Result<()> {
+    let off = 0_i32.to_ne_bytes();
+    set(socket, libc::IPPROTO_TCP, libc::TCP_CORK, &off)
+}
+
 /// How many bytes have been given to TCP on this connection, up to a constant. Records that kernel TLS has accepted, but
 /// for which TCP had no room, are not among them. Fails if the connection is gone.
 pub(crate) fn bytes_given_to_tcp(socket: BorrowedFd<'_>) -> io::Result<u64> {

@@ -3,7 +3,7 @@
 
 use std::future::Future;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -150,21 +150,50 @@ impl<S: Stream> TlsStream<S> {
         }
         drop(session);
         prepared?;
-        ready!(self.poll_flush(context))?;
+        ready!(self.poll_send(context, &Seat::alone(), Session::next_before_data))?;
         let written = ready!(write(core, context));
         let written = self.session.borrow_mut().after_sending(written);
         Poll::Ready(written)
     }
 
-    /// Sends what is queued.
+    /// Sends data by a call of the caller's, such as sendfile(2), which moves up to `wanted` bytes without waiting. It is
+    /// called again until it fails with `WouldBlock`.
+    pub(crate) fn poll_send_by(
+        &self,
+        context: &mut Context<'_>,
+        wanted: usize,
+        call: &mut dyn FnMut(BorrowedFd<'_>) -> io::Result<usize>,
+    ) -> Poll<io::Result<usize>> {
+        let sent = ready!(self.poll_kernel_write(context, |core, context| {
+            core.poll_write_by(context, call)
+        }))?;
+        if let Some(offloaded) = self.session.borrow_mut().offloaded()
+            && (1..wanted).contains(&sent)
+        {
+            offloaded.note_cut_short(self.stream.core().socket().as_fd());
+        }
+        Poll::Ready(Ok(sent))
+    }
+
+    /// Sends what is queued, and what the kernel holds back.
     pub(super) fn poll_kernel_flush(
         &self,
         context: &mut Context<'_>,
         seat: &Seat,
     ) -> Poll<io::Result<()>> {
+        self.poll_send(context, seat, Session::next_to_send)
+    }
+
+    /// Sends until there is nothing `next`.
+    fn poll_send(
+        &self,
+        context: &mut Context<'_>,
+        seat: &Seat,
+        next: fn(&mut Session) -> Option<Next>,
+    ) -> Poll<io::Result<()>> {
         let core = self.stream.core();
         // Wakers are the user's code, which may use the session, so it is borrowed for the calls only.
-        while self.session.borrow_mut().next_to_send().is_some() {
+        while next(&mut self.session.borrow_mut()).is_some() {
             ready!(core.poll_call_to_write(context, seat, |_| {
                 self.send_next(&mut self.session.borrow_mut())
             }))?;
@@ -205,6 +234,12 @@ impl<S: Stream> TlsStream<S> {
             Some(Next::Alert(kind, bytes)) => {
                 core.try_send_record(kind, &bytes)?;
                 session.alert_is_sent(bytes.len());
+                Ok(())
+            }
+            Some(Next::HeldBack) => {
+                let (kind, bytes) = Offloaded::nothing();
+                core.try_send_record(kind, bytes)?;
+                session.nothing_is_held_back();
                 Ok(())
             }
         }
@@ -268,4 +303,6 @@ pub(super) enum Next {
     Data,
     /// The content type of an alert, and the alert.
     Alert(u8, [u8; 2]),
+    /// The part of a record that the kernel has, and for which it waits for more.
+    HeldBack,
 }

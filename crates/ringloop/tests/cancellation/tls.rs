@@ -7,6 +7,8 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use bytes::{Buf, BufMut};
+use ringloop::fs::File;
+use ringloop::io::copy;
 use ringloop::net::{Stream, TcpStream};
 use ringloop::time::{sleep, timeout};
 use ringloop::tls::TlsStream;
@@ -335,6 +337,27 @@ fn ending_sends_what_was_queued() {
         near.shutdown().await.unwrap();
         assert!(receiving.await.unwrap() == BYTES[..sent]);
     });
+}
+
+/// The file's position tells what was sent, so that each byte arrives once.
+#[test]
+fn sending_a_file() {
+    let path = std::env::temp_dir().join(format!("ringloop-sent-{}", std::process::id()));
+    std::fs::write(&path, &*BYTES).unwrap();
+    at_every_poll(async |cut| {
+        let mut file = File::open(&path).await.unwrap();
+        let (mut near, mut far) = over(tcp().await).await;
+        let receiving = receive_slowly!(far);
+        cut.run(async { copy(&mut file, &mut near).await.unwrap() })
+            .await;
+        copy(&mut file, &mut near).await.unwrap();
+        near.shutdown().await.unwrap();
+        assert!(
+            receiving.await.unwrap() == *BYTES,
+            "bytes are lost or doubled"
+        );
+    });
+    std::fs::remove_file(path).unwrap();
 }
 
 /// Two tasks on the halves of one connection, whose reads send what the writes have left.

@@ -1,7 +1,6 @@
 //! Data in both directions, and what surrounds the moment at which the kernel takes over.
 
 use std::io::{Read, Write};
-use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use ringloop::net::{TcpListener, UnixStream};
@@ -355,40 +354,6 @@ fn a_server_of_handlers_may_use_the_kernel() {
         writing.join().unwrap();
         server.shutdown(LONG);
     }
-}
-
-/// sendfile(2) sends a file's pages without a copy in the program.
-#[test]
-fn a_file_may_be_sent_by_the_kernel_alone() {
-    on_both(|runtime| {
-        runtime.block_on(async {
-            let (mut near, mut far) = pair().await;
-            if !is_on(&far) {
-                return;
-            }
-            let receiving = spawn(async move { read_to_end(&mut near).await.unwrap() });
-            let file = std::fs::File::open("/proc/self/exe").unwrap();
-            let (mut offset, size) = (0, 150_000);
-            while offset < size {
-                let room = (size - offset) as usize;
-                // SAFETY: both descriptors are open, and `offset` outlives the call.
-                let sent = unsafe {
-                    let socket = far.stream().as_raw_fd();
-                    libc::sendfile(socket, file.as_raw_fd(), &raw mut offset, room)
-                };
-                if sent < 0 {
-                    assert_eq!(
-                        std::io::Error::last_os_error().kind(),
-                        std::io::ErrorKind::WouldBlock
-                    );
-                    ringloop::yield_now().await;
-                }
-            }
-            far.shutdown().await.unwrap();
-            let received = receiving.await.unwrap();
-            assert!(received == std::fs::read("/proc/self/exe").unwrap()[..150_000]);
-        });
-    });
 }
 
 #[test]

@@ -4,13 +4,13 @@ use std::io::{ErrorKind, Read, Write};
 use std::sync::Arc;
 
 use ringloop::time::timeout;
-use ringloop::tls::rustls::crypto::ring::cipher_suite::TLS13_AES_128_GCM_SHA256;
-use ringloop::tls::rustls::crypto::{CipherSuiteCommon, ring};
-use ringloop::tls::rustls::{SupportedCipherSuite, Tls13CipherSuite};
+use ringloop::tls::rustls::crypto::ring;
 
 use crate::certificates::{self, connect_blocking};
 use crate::common::{LONG, ReadOnce, on_both, pattern, tcp};
-use crate::{accept_from, can_renew_keys, client_of, is_on, read_to_end, server_of, shake, suites};
+use crate::{
+    accept_from, can_renew_keys, client_of, frugal, is_on, read_to_end, server_of, shake, suites,
+};
 
 /// A client that shares nothing with the code under test but rustls, and renews its keys as often as it can.
 #[test]
@@ -59,24 +59,6 @@ fn the_peer_may_renew_its_keys_where_the_kernel_can() {
             }
         });
     });
-}
-
-/// A suite that may make fewer records with one key.
-fn frugal() -> SupportedCipherSuite {
-    let SupportedCipherSuite::Tls13(suite) = TLS13_AES_128_GCM_SHA256 else {
-        unreachable!("its name says so");
-    };
-    let frugal = Tls13CipherSuite {
-        common: CipherSuiteCommon {
-            confidentiality_limit: 50,
-            suite: suite.common.suite,
-            hash_provider: suite.common.hash_provider,
-        },
-        hkdf_provider: suite.hkdf_provider,
-        aead_alg: suite.aead_alg,
-        quic: None,
-    };
-    SupportedCipherSuite::Tls13(Box::leak(Box::new(frugal)))
 }
 
 /// Each key makes as many records as it may, and then a new one follows.

@@ -10,6 +10,7 @@ mod ending;
 mod exchanging;
 mod keys;
 mod measuring;
+mod sending;
 #[path = "../common/tls_ends.rs"]
 mod tls_ends;
 
@@ -19,8 +20,9 @@ use std::sync::Arc;
 use ringloop::net::{Stream, TcpListener, TcpStream};
 use ringloop::spawn;
 use ringloop::time::timeout;
-use ringloop::tls::rustls::crypto::{CryptoProvider, ring};
-use ringloop::tls::rustls::{ClientConfig, ServerConfig, SupportedCipherSuite};
+use ringloop::tls::rustls::crypto::ring::cipher_suite::TLS13_AES_128_GCM_SHA256;
+use ringloop::tls::rustls::crypto::{CipherSuiteCommon, CryptoProvider, ring};
+use ringloop::tls::rustls::{ClientConfig, ServerConfig, SupportedCipherSuite, Tls13CipherSuite};
 use ringloop::tls::{KernelTls, TlsAcceptor, TlsConnector, TlsStream};
 
 use common::{LONG, tcp};
@@ -74,6 +76,24 @@ fn client_of(suite: SupportedCipherSuite) -> ClientConfig {
 /// A server that knows one suite.
 fn server_of(suite: SupportedCipherSuite) -> ServerConfig {
     certificates::server_by(Arc::new(provider_of(suite)))
+}
+
+/// A suite that may make fewer records with one key.
+fn frugal() -> SupportedCipherSuite {
+    let SupportedCipherSuite::Tls13(suite) = TLS13_AES_128_GCM_SHA256 else {
+        unreachable!("its name says so");
+    };
+    let frugal = Tls13CipherSuite {
+        common: CipherSuiteCommon {
+            confidentiality_limit: 50,
+            suite: suite.common.suite,
+            hash_provider: suite.common.hash_provider,
+        },
+        hkdf_provider: suite.hkdf_provider,
+        aead_alg: suite.aead_alg,
+        quic: None,
+    };
+    SupportedCipherSuite::Tls13(Box::leak(Box::new(frugal)))
 }
 
 /// A handshake of two ends, each of which may leave the rest to the kernel.

@@ -105,6 +105,9 @@ pub(in crate::tls) struct Offloaded {
     incoming: Incoming,
     /// Whether the peer is owed a `KeyUpdate`, before anything else is sent.
     pub(in crate::tls) owes_key_update: bool,
+    /// Whether the kernel may hold back part of a record, which a call has left open for more when there was no more room.
+    /// Whatever is sent next ends it.
+    pub(in crate::tls) holds_back: bool,
     /// How many records the current key for sending has made, at least: the kernel may divide data into more.
     records: u64,
     /// The number of records at which the kernel is asked.
@@ -180,6 +183,7 @@ impl Plan {
             version: self.version,
             cipher: self.cipher,
             owes_key_update: false,
+            holds_back: false,
             records: first_record,
             records_to_check: first_record,
             sent: Sent {
@@ -272,6 +276,12 @@ impl Offloaded {
         (ContentType::Handshake.into(), &KEY_UPDATE)
     }
 
+    /// A record without content, which the kernel does not send. It sends what it [holds back](Self::holds_back), as before
+    /// any record whose type is given.
+    pub(in crate::tls) fn nothing() -> (u8, &'static [u8]) {
+        (ContentType::ApplicationData.into(), &[])
+    }
+
     /// Replaces the key for sending.
     pub(in crate::tls) fn renew_sending(&mut self, socket: BorrowedFd<'_>) -> Result<(), Error> {
         self.note_sent(KEY_UPDATE.len());
@@ -317,11 +327,23 @@ impl Offloaded {
 
     /// Notes that the kernel has accepted `count` bytes of plaintext.
     pub(in crate::tls) fn note_sent(&mut self, count: usize) {
+        if count > 0 {
+            self.holds_back = false;
+        }
         let count = count as u64;
         self.sent.plaintext = self.sent.plaintext.wrapping_add(count);
         self.records = self
             .records
             .saturating_add(count.div_ceil(RECORD_BYTES_MAX));
+    }
+
+    /// Notes that a call has moved less than it was asked for. Its bytes are on their way as if more followed at once: the
+    /// kernel holds a part of a record back, and TCP does not send what it has. If TCP has nothing else under way, no
+    /// acknowledgement would come that makes room, so it is made to send.
+    pub(in crate::tls) fn note_cut_short(&mut self, socket: BorrowedFd<'_>) {
+        self.holds_back = true;
+        // An error means that the connection is gone, which the next call says.
+        let _ = kernel_tls::send_pending(socket);
     }
 
     /// Whether TCP has all that was sent. The kernel keeps records for which TCP had no room. It sends them later, but

@@ -120,8 +120,20 @@ impl Session {
         error(failure)
     }
 
-    /// Returns what must be sent next by way of the kernel.
+    /// Returns what must be sent next by way of the kernel, so that nothing waits.
     pub(in crate::tls) fn next_to_send(&mut self) -> Option<Next> {
+        self.next_before_data().or_else(|| {
+            // close_notify is the last record, and has taken along what was held back.
+            let is_over = self.is_closed || self.failure.is_some();
+            let holds_back = self
+                .offloaded()
+                .is_some_and(|offloaded| offloaded.holds_back);
+            (holds_back && !is_over).then_some(Next::HeldBack)
+        })
+    }
+
+    /// Returns what must be sent next by way of the kernel, before data.
+    pub(in crate::tls) fn next_before_data(&mut self) -> Option<Next> {
         // close_notify is the last record.
         let is_over = self.is_closed && self.alert.is_none() && self.outgoing.is_empty();
         let Side::Kernel(offloaded) = &mut self.side else {
@@ -147,6 +159,13 @@ impl Session {
         }
     }
 
+    /// Notes that the kernel holds no part of a record back.
+    pub(in crate::tls) fn nothing_is_held_back(&mut self) {
+        if let Some(offloaded) = self.offloaded() {
+            offloaded.holds_back = false;
+        }
+    }
+
     /// Gives the kernel the new key for sending, which is announced.
     pub(in crate::tls) fn key_update_is_sent(&mut self, socket: BorrowedFd<'_>) -> io::Result<()> {
         let Side::Kernel(offloaded) = &mut self.side else {
@@ -156,8 +175,8 @@ impl Session {
         renewed.map_err(|failure| self.fail(failure))
     }
 
-    /// Prepares to send data by way of the kernel. What is [next](Self::next_to_send) must be sent before it. If the key
-    /// must make no more records, this direction ends with close_notify, and reading goes on.
+    /// Prepares to send data by way of the kernel. What comes [before data](Self::next_before_data) must be sent first. If
+    /// the key must make no more records, this direction ends with close_notify, and reading goes on.
     pub(in crate::tls) fn before_sending(&mut self, socket: BorrowedFd<'_>) -> io::Result<()> {
         self.check_writing()?;
         let Side::Kernel(offloaded) = &mut self.side else {
