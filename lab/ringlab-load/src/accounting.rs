@@ -9,12 +9,18 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::io;
+use std::thread;
+use std::time::Duration;
 
 use serde::Serialize;
 use serde_json::{Value, json};
 use thiserror::Error;
 
-use crate::system::{self, Clock, Switches};
+use crate::system::{self, Clock, Switches, now_ns};
+
+/// How long a server's clocks must stand still before it counts as having nothing to do, and how long that is waited for.
+const SETTLING: Duration = Duration::from_micros(200);
+const SETTLING_NS_MAX: u64 = 5_000_000;
 
 /// Why a process can't be accounted for.
 #[derive(Debug, Error)]
@@ -167,6 +173,35 @@ impl Readings {
         self.cpu_end = cpu.and_then(|cpu| self.noted(cpu));
     }
 
+    /// The readings when a window closes in which everything was answered: as soon as the server has nothing more to do. The clocks
+    /// of processes that sleep don't lag.
+    pub(crate) fn close_at_rest(&mut self, account: &Account) {
+        let latest_ns = now_ns() + SETTLING_NS_MAX;
+        self.close(account);
+        while !account.is_empty() && now_ns() < latest_ns {
+            let before = self.cpu_end.take();
+            thread::sleep(SETTLING);
+            self.close(account);
+            if self.cpu_end == before {
+                return;
+            }
+        }
+    }
+
+    /// The slow readings before and after the window.
+    fn details(&self) -> Option<(&Details, &Details)> {
+        self.details_begin.as_ref().zip(self.details_end.as_ref())
+    }
+
+    /// The CPU time of the processes from the end of this window to the beginning of the next one.
+    fn rest_ns(&self, next: &Self) -> u64 {
+        let (Some(end), Some(begin)) = (&self.cpu_end, &next.cpu_begin) else {
+            return 0;
+        };
+        let used = |(pid, &later): (&i32, &u64)| Some(later.saturating_sub(*end.get(pid)?));
+        begin.iter().filter_map(used).sum()
+    }
+
     /// The slow readings after the window, and those of the processes that began in it.
     pub(crate) fn complete(&mut self, account: &Account) {
         self.details_end = self.noted(account.details());
@@ -191,13 +226,9 @@ impl Readings {
 
     /// The CPU time of the window: what all processes, including ended ones, have used by its end, minus what they had used
     /// before.
-    fn cpu_ns(&self) -> Result<u64, &'static str> {
+    pub(crate) fn cpu_ns(&self) -> Result<u64, &'static str> {
         let missing = "a process was gone";
-        let (before, after) = self
-            .details_begin
-            .as_ref()
-            .zip(self.details_end.as_ref())
-            .ok_or(missing)?;
+        let (before, after) = self.details().ok_or(missing)?;
         let (begin, end) = self
             .cpu_begin
             .as_ref()
@@ -338,21 +369,28 @@ impl Account {
         (found, all.into_iter().collect())
     }
 
-    /// The `server` field of the result: differences over the window. Null without processes.
-    pub(crate) fn to_json(&self, readings: &Readings) -> Value {
+    /// The `server` field of the result: differences over the windows, which are in their order. Null without processes.
+    pub(crate) fn to_json(&self, windows: &[Readings]) -> Value {
+        let (Some(first), Some(last)) = (windows.first(), windows.last()) else {
+            return Value::Null;
+        };
         if self.is_empty() {
             return Value::Null;
         }
-        let (begin, end) = (&readings.details_begin, &readings.details_end);
-        let switches = begin
-            .as_ref()
-            .zip(end.as_ref())
-            .map(|(begin, end)| end.switches_since(begin));
+        let (begin, end) = (&first.details_begin, &last.details_end);
+        let ends = || windows.iter().map(Readings::details);
+        let switches = ends()
+            .map(|both| both.map(|(begin, end)| end.switches_since(begin)))
+            .sum::<Option<Switches>>();
         let difference = |what: fn(&Details) -> u64| {
-            Some(what(end.as_ref()?).saturating_sub(what(begin.as_ref()?)))
+            ends()
+                .map(|both| both.map(|(begin, end)| what(end).saturating_sub(what(begin))))
+                .sum::<Option<u64>>()
         };
-        let cpu_ns = readings.cpu_ns();
+        let cpu_ns = windows.iter().map(Readings::cpu_ns).sum::<Result<u64, _>>();
         let error = cpu_ns.err().map(str::to_owned);
+        let read = windows.iter().find_map(|one| one.error.clone());
+        let rest_ns = windows.windows(2).map(|two| two[0].rest_ns(&two[1]));
         json!({
             "processes": end.as_ref().map_or(&self.pids, |details| &details.pids),
             "cpu_ns": cpu_ns.ok(),
@@ -361,10 +399,11 @@ impl Account {
             "voluntary_switches": switches.map(|switches| switches.voluntary),
             "involuntary_switches": switches.map(|switches| switches.involuntary),
             "threads": end.as_ref().map(|details| details.threads),
-            "rss_rest_bytes": readings.rss_bytes_at_rest,
+            "rest_cpu_ns": rest_ns.sum::<u64>(),
+            "rss_rest_bytes": first.rss_bytes_at_rest,
             "rss_connected_bytes": begin.as_ref().map(|details| details.rss_bytes),
             "rss_end_bytes": end.as_ref().map(|details| details.rss_bytes),
-            "error": readings.error.clone().or(error),
+            "error": read.or(error),
         })
     }
 }

@@ -18,6 +18,7 @@ use crate::link;
 use crate::output;
 use crate::settings::Settings;
 use crate::system;
+use crate::windows::Windows;
 
 const VERSION: &str = if cfg!(debug_assertions) {
     concat!(env!("CARGO_PKG_VERSION"), " (debug), protocol 1")
@@ -81,6 +82,9 @@ The result:
                 processes
   ceiling       (ceiling) operations_per_s if the generator were busy all the time
   beside        (http --beside) connections, and how many of their requests were answered
+  windows       (--windows-on-stdin) each window: seconds, operations, and with --account the
+                server's cpu_ns. All other figures are over all windows together. rest_s: how long the
+                connections rested between them, and in server rest_cpu_ns: what that cost
 and interrupted, ended_early, options, schema_version, workload.
 
 Example: 50 connections for 5 s, on CPU 1, with the cost of the server:
@@ -168,6 +172,7 @@ impl Workload {
     fn contradiction(&self) -> Option<String> {
         self.endpoint_contradiction()
             .or_else(|| self.stream_contradiction())
+            .or_else(|| self.windows_contradiction())
     }
 
     /// Why what is asked for can't be had from such a server, if it can't.
@@ -228,6 +233,36 @@ impl Workload {
         let (option, _) = given.into_iter().find(|(_, given)| *given)?;
         Some(format!(
             "{option} is for messages, and a stream has none: leave it out{instead}"
+        ))
+    }
+
+    /// Why there can't be several windows of it, if there can't.
+    fn windows_contradiction(&self) -> Option<String> {
+        let (asked, given) = match self {
+            Self::Echo(echo) => (
+                echo.common.windows_on_stdin,
+                vec![
+                    ("--mode stream", echo.mode == Mode::Stream),
+                    ("--rate", echo.rate.is_some()),
+                    ("--churn", echo.connecting.churn),
+                    ("--idle", echo.connecting.idle),
+                ],
+            ),
+            Self::Http(http) => (
+                http.common.windows_on_stdin,
+                vec![
+                    ("--beside", http.beside.is_some()),
+                    ("--rate", http.rate.is_some()),
+                    ("--churn", http.connecting.churn),
+                    ("--idle", http.connecting.idle),
+                ],
+            ),
+            Self::Discard(discard) => (discard.common.windows_on_stdin, vec![("discard", true)]),
+            _ => return None,
+        };
+        let (option, _) = given.into_iter().find(|(_, given)| asked && *given)?;
+        Some(format!(
+            "--windows-on-stdin is for closed loops on connections that stay, so it can't be combined with {option}"
         ))
     }
 }
@@ -332,6 +367,13 @@ pub(crate) struct Common {
     #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = parse_seconds)]
     #[serde(rename = "ramp_s", serialize_with = "as_seconds")]
     pub(crate) ramp: Duration,
+
+    /// Connect and warm up, and then measure a window of --window seconds for each line on stdin, until stdin ends (closed loop)
+    ///
+    /// Between windows the connections rest, and nothing is in flight. A window ends when everything is answered, and costs the server all
+    /// that it did for it. Generators of several servers can so take turns, with all of these servers alive.
+    #[arg(long, conflicts_with = "max_operations")]
+    pub(crate) windows_on_stdin: bool,
 
     /// Seconds after which an answer, a datagram or a connection counts as lost
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = parse_positive_seconds)]
@@ -690,6 +732,7 @@ impl Ceiling {
             },
             measuring: self.measuring.clone(),
             ramp: Duration::ZERO,
+            windows_on_stdin: false,
             timeout: Duration::from_secs(5),
             max_operations: None,
             seed: 1,
@@ -717,6 +760,7 @@ impl Common {
             threads: load.threads.min(connections) as usize,
             cpus: measuring.cpu.clone().map_or_else(Vec::new, |cpus| cpus.0),
             ramp_ns: system::ns(self.ramp),
+            windows: self.windows_on_stdin.then(Windows::from_stdin),
             warm_up_ns: system::ns(measuring.warm_up),
             window_ns: system::ns(measuring.window),
             rate,

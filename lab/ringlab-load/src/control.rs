@@ -5,12 +5,13 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use serde::Serialize;
 use serde_json::json;
 
 use crate::accounting::{Account, Level, Readings};
 use crate::output;
 use crate::settings::Settings;
-use crate::shared::{Phase, Shared};
+use crate::shared::{Phase, REST_NS, Shared};
 use crate::system::{self, Clock, NS_PER_S, Switches, now_ns};
 
 /// How long to wait for answers after Ctrl-C.
@@ -18,14 +19,28 @@ const INTERRUPTED_DRAIN_NS: u64 = NS_PER_S;
 /// How long a server rests after each step of opening connections, before its memory is read.
 const SETTLING_NS: u64 = 50_000_000;
 
+/// One of several windows.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Window {
+    seconds: f64,
+    operations: u64,
+    /// The CPU time of the server's processes; `None` if it isn't known.
+    cpu_ns: Option<u64>,
+}
+
 /// The record of a run, apart from the measurements of its threads.
 #[derive(Debug, Default)]
 pub(crate) struct Record {
-    pub(crate) readings: Readings,
-    /// The generator's CPU time when the window opened and when it closed.
-    pub(crate) own_cpu_ns: (u64, u64),
-    /// The generator's context switches at the same instants.
-    pub(crate) own_switches: (Switches, Switches),
+    /// Of each window; the first ones also of what was before it.
+    pub(crate) readings: Vec<Readings>,
+    /// The windows that were closed.
+    pub(crate) windows: Vec<Window>,
+    /// The generator's CPU time in the windows.
+    pub(crate) own_cpu_ns: u64,
+    /// The generator's context switches in them.
+    pub(crate) own_switches: Switches,
+    /// How long nothing was in flight between the windows.
+    pub(crate) rest_ns: u64,
     /// How long it took to open all connections.
     pub(crate) connected_ns: u64,
     pub(crate) was_interrupted: bool,
@@ -33,6 +48,15 @@ pub(crate) struct Record {
     pub(crate) levels: Vec<Level>,
     /// Why the run ended early.
     pub(crate) ended_early: Option<String>,
+}
+
+/// The state of the generator when a window opened.
+#[derive(Default)]
+struct Opened {
+    cpu_ns: u64,
+    switches: Switches,
+    completed: u64,
+    ns: u64,
 }
 
 /// Moves a run from phase to phase.
@@ -50,6 +74,10 @@ pub(crate) struct Control<'a> {
     last_progress: (u64, u64),
     /// Whether the slow readings before the window are done.
     prepared: bool,
+    /// The state of the generator when the window opened.
+    opened: Opened,
+    /// When the last window closed.
+    closed_ns: Option<u64>,
     pub(crate) record: Record,
 }
 
@@ -77,7 +105,12 @@ impl<'a> Control<'a> {
             next_progress_ns: now + NS_PER_S,
             last_progress: (now, 0),
             prepared: false,
-            record: Record::default(),
+            opened: Opened::default(),
+            closed_ns: None,
+            record: Record {
+                readings: vec![Readings::default()],
+                ..Record::default()
+            },
         }
     }
 
@@ -118,12 +151,25 @@ impl<'a> Control<'a> {
                 if end.is_some() || self.shared.alive() == 0 {
                     self.end_early(end);
                     self.shared.set_phase(Phase::Over);
+                } else if now >= self.deadline_ns && self.settings.windows.is_some() {
+                    if self.is_finished() {
+                        self.shared.rest(now);
+                        output::event("resting", json!({}));
+                    }
                 } else if now >= self.deadline_ns {
                     now = if self.prepared {
                         self.open_window()
                     } else {
                         self.prepare_window()
                     };
+                }
+            }
+            Phase::Rest => {
+                if end.is_some() || self.shared.alive() == 0 {
+                    self.end_early(end);
+                    self.shared.set_phase(Phase::Over);
+                } else {
+                    now = self.open_window_when_told(now);
                 }
             }
             Phase::Window => {
@@ -136,7 +182,10 @@ impl<'a> Control<'a> {
                     if end.is_some() || dead {
                         self.end_early(end);
                     }
-                    now = self.close_window(now);
+                    let goes_on = self.settings.windows.is_some() && end.is_none() && !dead;
+                    if !goes_on || self.is_finished() {
+                        now = self.close_window(now, goes_on);
+                    }
                 }
             }
             Phase::Drain => {
@@ -152,6 +201,41 @@ impl<'a> Control<'a> {
             Phase::Over => {}
         }
         now
+    }
+
+    /// Whether everything is answered that was sent in this phase; nothing more is sent.
+    fn is_finished(&self) -> bool {
+        self.shared.finish_phase();
+        self.shared.threads_drained.load(Ordering::SeqCst) == self.settings.threads
+    }
+
+    /// Opens the next window if stdin has asked for it, and ends the run if stdin has ended.
+    fn open_window_when_told(&mut self, now: u64) -> u64 {
+        let measured = self.record.windows.len() as u64;
+        let windows = self.settings.windows.as_ref();
+        match windows.and_then(|windows| windows.wanted(measured)) {
+            None => self.shared.set_phase(Phase::Over),
+            Some(false) => self.deadline_ns = now + REST_NS,
+            Some(true) => {
+                if measured > 0 {
+                    self.record.readings.push(Readings::default());
+                }
+                let account = self.account;
+                self.readings().prepare(account);
+                let now = now_ns();
+                if let Some(closed_ns) = self.closed_ns {
+                    self.record.rest_ns += now - closed_ns;
+                }
+                return self.open_window();
+            }
+        }
+        now
+    }
+
+    /// The readings of the window that is open or comes next.
+    fn readings(&mut self) -> &mut Readings {
+        let last = self.record.readings.len() - 1;
+        &mut self.record.readings[last]
     }
 
     fn end_early(&mut self, reason: Option<&str>) {
@@ -176,7 +260,7 @@ impl<'a> Control<'a> {
         }
         self.settled_ns = None;
         let memory = self.account.memory(self.shared.alive());
-        let level = self.record.readings.noted(memory);
+        let level = self.readings().noted(memory);
         self.record.levels.push(level.unwrap_or_default());
         let next = step_end(self.settings, done + 2);
         self.shared
@@ -192,9 +276,9 @@ impl<'a> Control<'a> {
             "connected",
             json!({"connections": self.shared.alive(), "seconds": self.record.connected_ns as f64 / 1e9}),
         );
-        let without_warm_up = self.settings.warm_up_ns == 0;
+        let without_warm_up = self.settings.warm_up_ns == 0 && self.settings.windows.is_none();
         if without_warm_up {
-            self.record.readings.prepare(self.account);
+            self.record.readings[0].prepare(self.account);
             self.prepared = true;
         }
         let now = now_ns();
@@ -212,7 +296,7 @@ impl<'a> Control<'a> {
     /// came during the readings. The server has worked for these before the window, so they must not count in it.
     fn prepare_window(&mut self) -> u64 {
         let begin_ns = now_ns();
-        self.record.readings.prepare(self.account);
+        self.record.readings[0].prepare(self.account);
         self.prepared = true;
         let now = now_ns();
         self.deadline_ns = now + (now - begin_ns);
@@ -220,10 +304,13 @@ impl<'a> Control<'a> {
     }
 
     fn open_window(&mut self) -> u64 {
-        self.record.own_switches.0 = system::own_switches().unwrap_or_default();
-        self.record.own_cpu_ns.0 = Clock::OWN_CPU.read_ns().unwrap_or_default();
-        self.record.readings.open(self.account);
+        self.opened.completed = self.shared.completed();
+        self.opened.switches = system::own_switches().unwrap_or_default();
+        self.opened.cpu_ns = Clock::OWN_CPU.read_ns().unwrap_or_default();
+        let account = self.account;
+        self.readings().open(account);
         let now = now_ns();
+        self.opened.ns = now;
         self.shared.open_window(now);
         self.deadline_ns = now + self.settings.window_ns;
         self.next_progress_ns = now + NS_PER_S;
@@ -232,13 +319,32 @@ impl<'a> Control<'a> {
         now
     }
 
-    fn close_window(&mut self, now: u64) -> u64 {
-        self.shared.close_window(now);
-        self.record.readings.close(self.account);
-        self.record.own_cpu_ns.1 = Clock::OWN_CPU.read_ns().unwrap_or_default();
-        self.record.own_switches.1 = system::own_switches().unwrap_or_default();
-        self.record.readings.complete(self.account);
-        output::event("window_end", json!({"seconds": self.shared.window_s()}));
+    /// Closes the window at `now`: the load then rests until the next one, or ends.
+    fn close_window(&mut self, now: u64, goes_on: bool) -> u64 {
+        let account = self.account;
+        let own_cpu_ns = Clock::OWN_CPU.read_ns().unwrap_or_default();
+        let own_switches = system::own_switches().unwrap_or_default();
+        if goes_on {
+            self.shared.rest(now);
+            self.readings().close_at_rest(account);
+            self.closed_ns = Some(now_ns());
+        } else {
+            self.shared.close_window(now);
+            self.readings().close(account);
+        }
+        self.readings().complete(account);
+        self.record.own_cpu_ns += own_cpu_ns.saturating_sub(self.opened.cpu_ns);
+        let switches = own_switches - self.opened.switches;
+        self.record.own_switches = self.record.own_switches + switches;
+        let window = Window {
+            seconds: (now - self.opened.ns) as f64 / 1e9,
+            operations: self.shared.completed() - self.opened.completed,
+            cpu_ns: (!account.is_empty())
+                .then(|| self.readings().cpu_ns().ok())
+                .flatten(),
+        };
+        output::event("window_end", json!(window));
+        self.record.windows.push(window);
         self.deadline_ns = now + self.settings.timeout_ns + NS_PER_S;
         self.next_progress_ns = now + NS_PER_S;
         now_ns()
@@ -251,6 +357,7 @@ impl<'a> Control<'a> {
         let name = match phase {
             Phase::Connecting => "connect",
             Phase::WarmUp => "warm_up",
+            Phase::Rest => "rest",
             Phase::Window => "window",
             Phase::Drain | Phase::Over => "drain",
         };

@@ -46,6 +46,7 @@ mod settings;
 mod shared;
 mod system;
 mod websocket;
+mod windows;
 mod worker;
 
 use std::process::ExitCode;

@@ -39,7 +39,7 @@ pub(crate) fn outcome(
     let completed: u64 = operations.iter().sum();
     let window_s = shared.window_s();
     let per_s = (window_s > 0.0).then(|| completed as f64 / window_s);
-    let client_cpu_ns = record.own_cpu_ns.1.saturating_sub(record.own_cpu_ns.0);
+    let client_cpu_ns = record.own_cpu_ns;
     let busy_ns = total(|one| one.busy_ns);
     let of_threads =
         |ns: u64| (window_s > 0.0).then(|| ns as f64 / (window_s * 1e9 * settings.threads as f64));
@@ -53,6 +53,8 @@ pub(crate) fn outcome(
     });
     json!({
         "window_s": window_s,
+        "windows": settings.windows.as_ref().map(|_| &record.windows),
+        "rest_s": settings.windows.as_ref().map(|_| record.rest_ns as f64 / 1e9),
         "operations": completed,
         "operations_per_s": per_s,
         "bytes_in": total(|one| one.bytes_in),
@@ -97,9 +99,8 @@ pub(crate) fn outcome(
             "busy_fraction": of_threads(busy_ns),
             "threads": settings.threads,
             "max_loop_ns": measured.iter().map(|one| one.turn_ns_max).max(),
-            "voluntary_switches": record.own_switches.1.voluntary - record.own_switches.0.voluntary,
-            "involuntary_switches":
-                record.own_switches.1.involuntary - record.own_switches.0.involuntary,
+            "voluntary_switches": record.own_switches.voluntary,
+            "involuntary_switches": record.own_switches.involuntary,
         },
         "server": account.to_json(&record.readings),
     })
@@ -109,7 +110,7 @@ pub(crate) fn outcome(
 fn void_reason(settings: &Settings, shared: &Shared, completed: u64) -> Option<String> {
     let failures = &shared.failures;
     failures.void_reason().or_else(|| {
-        if shared.window_begin_ns() == u64::MAX {
+        if shared.window_begin_ns() == u64::MAX && shared.window_s() == 0.0 {
             Some("the run ended before the window was opened".to_owned())
         } else if completed == 0 && !settings.idle {
             Some("nothing was answered in the window".to_owned())

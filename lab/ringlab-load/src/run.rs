@@ -96,7 +96,7 @@ pub(crate) fn run<E: Exchange>(
     let account = Account::open(&settings.account, settings.account_mark.as_deref())?;
     let shared = Shared::new(settings.threads, failures);
     let mut control = Control::new(settings, &shared, &account, interrupted);
-    control.record.readings.rest(&account)?;
+    control.record.readings[0].rest(&account)?;
 
     let work = |thread: usize, control: Option<&mut Control<'_>>| {
         let _end = EndOfRun(&shared);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use rustls::ClientConfig;
 
 use crate::endpoint::Endpoint;
+use crate::windows::Windows;
 
 /// A request beside the measured ones, and how many connections make it.
 #[derive(Clone, Debug)]
@@ -24,6 +25,8 @@ pub(crate) struct Settings {
     /// The CPUs of the threads, in turn. If empty, the kernel chooses.
     pub(crate) cpus: Vec<usize>,
     pub(crate) ramp_ns: u64,
+    /// The load rests until it is asked for a window, and again after it. `None`: one window right after the warm-up.
+    pub(crate) windows: Option<Arc<Windows>>,
     pub(crate) warm_up_ns: u64,
     pub(crate) window_ns: u64,
     /// Requests per second of the open loop, over all connections. `None` for the closed loop.

@@ -4,12 +4,17 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
 use crate::failure::{Failure, Failures};
 
+/// How often a thread checks between two windows whether the next one begins. Others are measured meanwhile.
+pub(crate) const REST_NS: u64 = 5_000_000;
+
 /// The phase of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
 #[repr(u8)]
 pub(crate) enum Phase {
     Connecting,
     WarmUp,
+    /// Nothing is in flight, until the next window.
+    Rest,
     Window,
     Drain,
     Over,
@@ -31,6 +36,10 @@ pub(crate) struct Shared {
     /// The window. The beginning and the end are `u64::MAX` until they are known.
     window_begin_ns: AtomicU64,
     window_end_ns: AtomicU64,
+    /// The length of all windows that were closed.
+    measured_ns: AtomicU64,
+    /// Whether nothing more is to be sent in this phase, which ends when everything is answered.
+    finishing: AtomicBool,
     /// From when on requests may be sent.
     pub(crate) sending_begin_ns: AtomicU64,
     /// Connections with this number or a greater one are not to be opened yet.
@@ -51,6 +60,8 @@ impl Shared {
             phase: AtomicU8::new(Phase::Connecting as u8),
             window_begin_ns: AtomicU64::new(u64::MAX),
             window_end_ns: AtomicU64::new(u64::MAX),
+            measured_ns: AtomicU64::new(0),
+            finishing: AtomicBool::new(false),
             sending_begin_ns: AtomicU64::new(0),
             connections_allowed: AtomicU64::new(u64::MAX),
             connections_tried: AtomicU64::new(0),
@@ -67,9 +78,38 @@ impl Shared {
         match self.phase.load(Ordering::Acquire) {
             0 => Phase::Connecting,
             1 => Phase::WarmUp,
-            2 => Phase::Window,
-            3 => Phase::Drain,
+            2 => Phase::Rest,
+            3 => Phase::Window,
+            4 => Phase::Drain,
             _ => Phase::Over,
+        }
+    }
+
+    /// Whether nothing more is to be sent in this phase.
+    #[inline]
+    pub(crate) fn is_finishing(&self) -> bool {
+        self.finishing.load(Ordering::Acquire)
+    }
+
+    /// Has everything answered that was sent in this phase; `threads_drained` counts the threads that have nothing left.
+    pub(crate) fn finish_phase(&self) {
+        self.finishing.store(true, Ordering::Release);
+    }
+
+    /// Rests until the next window, with what was finished: a warm-up, or a window that ends now.
+    pub(crate) fn rest(&self, now: u64) {
+        if self.phase() == Phase::Window {
+            let begin = self.window_begin_ns.swap(u64::MAX, Ordering::Relaxed);
+            self.measured_ns.fetch_add(now - begin, Ordering::Relaxed);
+        }
+        // Unless the run has ended meanwhile.
+        for phase in [Phase::WarmUp, Phase::Window] {
+            let _ = self.phase.compare_exchange(
+                phase as u8,
+                Phase::Rest as u8,
+                Ordering::AcqRel,
+                Ordering::Acquire,
+            );
         }
     }
 
@@ -125,24 +165,24 @@ impl Shared {
         self.voided.load(Ordering::Acquire)
     }
 
-    /// Opens the window at `now`.
+    /// Opens a window at `now`.
     pub(crate) fn open_window(&self, now: u64) {
+        self.threads_drained.store(0, Ordering::SeqCst);
+        self.finishing.store(false, Ordering::Release);
         self.window_begin_ns.store(now, Ordering::Relaxed);
         self.set_phase(Phase::Window);
     }
 
-    /// Closes the window at `now`.
+    /// Closes the last window at `now`.
     pub(crate) fn close_window(&self, now: u64) {
+        self.measured_ns
+            .fetch_add(now - self.window_begin_ns(), Ordering::Relaxed);
         self.window_end_ns.store(now, Ordering::Relaxed);
         self.set_phase(Phase::Drain);
     }
 
-    /// The length of the window. 0 unless it was opened and closed.
+    /// The length of all windows that were opened and closed.
     pub(crate) fn window_s(&self) -> f64 {
-        let (begin, end) = (self.window_begin_ns(), self.window_end_ns());
-        if end == u64::MAX {
-            return 0.0;
-        }
-        (end - begin) as f64 / 1e9
+        self.measured_ns.load(Ordering::Relaxed) as f64 / 1e9
     }
 }

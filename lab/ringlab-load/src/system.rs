@@ -231,6 +231,34 @@ pub(crate) struct Switches {
     pub(crate) involuntary: u64,
 }
 
+impl std::ops::Add for Switches {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            voluntary: self.voluntary + other.voluntary,
+            involuntary: self.involuntary + other.involuntary,
+        }
+    }
+}
+
+impl std::ops::Sub for Switches {
+    type Output = Self;
+
+    fn sub(self, earlier: Self) -> Self {
+        Self {
+            voluntary: self.voluntary.saturating_sub(earlier.voluntary),
+            involuntary: self.involuntary.saturating_sub(earlier.involuntary),
+        }
+    }
+}
+
+impl std::iter::Sum for Switches {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        all.fold(Self::default(), std::ops::Add::add)
+    }
+}
+
 /// The context switches of this process so far.
 pub(crate) fn own_switches() -> io::Result<Switches> {
     let mut usage = MaybeUninit::<libc::rusage>::uninit();

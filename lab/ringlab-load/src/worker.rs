@@ -22,7 +22,7 @@ use crate::link::{Link, Received};
 use crate::measured::Measured;
 use crate::schedule::Schedule;
 use crate::settings::Settings;
-use crate::shared::{Phase, Shared};
+use crate::shared::{Phase, REST_NS, Shared};
 use crate::system::{
     EDGE_TRIGGERED, ENDED, Epoll, Event, NO_EVENT, READABLE, WRITABLE, Wait, now_ns,
     unacknowledged_bytes,
@@ -135,8 +135,9 @@ impl<'a, E: Exchange> Worker<'a, E> {
             match self.shared.phase() {
                 Phase::Connecting => self.connect_some(now),
                 Phase::Window if E::ONE_WAY && !self.measuring => self.begin_measuring(),
+                Phase::WarmUp | Phase::Window if self.shared.is_finishing() => self.drain(),
                 Phase::WarmUp | Phase::Window if !self.sending => self.begin_sending(),
-                Phase::WarmUp | Phase::Window => {}
+                Phase::WarmUp | Phase::Rest | Phase::Window => {}
                 Phase::Drain => self.drain(),
                 Phase::Over => return Ok(self.finish(now)),
             }
@@ -149,7 +150,8 @@ impl<'a, E: Exchange> Worker<'a, E> {
                 until_ns = until_ns.min(control.next_ns());
             }
             if !self.sending || self.drained {
-                until_ns = until_ns.min(now + IDLE_NS);
+                let resting = self.shared.phase() == Phase::Rest;
+                until_ns = until_ns.min(now + if resting { REST_NS } else { IDLE_NS });
             }
             let wait = match &self.schedule {
                 _ if now < idle_since_ns + self.settings.spin_ns => Wait::Poll,
@@ -395,6 +397,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
 
     fn begin_sending(&mut self) {
         self.sending = true;
+        self.drained = false;
         let begin_ns = self.shared.sending_begin_ns.load(Ordering::Acquire);
         if let Some(schedule) = &mut self.schedule {
             // The schedules of the threads are staggered, so that their sum is even, too.

@@ -9,3 +9,4 @@ mod http;
 mod protocols;
 mod udp;
 mod unix;
+mod windows;
