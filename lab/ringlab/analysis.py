@@ -23,6 +23,8 @@ INSIDE_NOISE = "inside the noise: a quieter machine may tell, more rounds won't"
 ONLY_BOUNDS = "one of the two, or both, are only known to be at least or at most what they are"
 GROWN_BYTES, GROWN_TIMES = 100e6, 2.0
 """Memory that grows by more than both within a sample is told."""
+RESTLESS_SHARE = 0.01
+"""Of its CPU time in the windows: a server that uses more between them is told."""
 TOLD_MAX = 11.0
 """A ratio further off is told as nothing known."""
 PRAISE = {"us": ("fastest", "costs"), "ns": ("fastest", "takes"), "bytes": ("smallest", "needs")}
@@ -63,16 +65,20 @@ def summarize(cell: Cell, arms: Sequence[str]) -> list[Summary]:
     return found
 
 
-def series_of(cell: Cell, arm: str, metric: Metric, copies: Mapping[str, str]) -> list[float | None]:
-    """Return one figure of an arm by round: of an arm with a second copy the geometric mean of both, which scatters less."""
-    own = cell.series(arm, metric.key)
+def series_of(cell: Cell, arm: str, metric: Metric, copies: Mapping[str, str]) -> list[statistics.Figure | None]:
+    """Return one figure of an arm by round and window: of an arm with a second copy the geometric mean of both, which scatters less."""
+    own = cell.windows(arm, metric.key)
     if arm not in copies:
-        return own
-    pairs = zip(own, cell.series(copies[arm], metric.key), strict=True)
-    return [
-        math.sqrt(one * other) if statistics.is_positive(one) and statistics.is_positive(other) else one
-        for one, other in pairs
-    ]
+        return [*own]
+    pairs = zip(own, cell.windows(copies[arm], metric.key), strict=True)
+    return [geometric_mean(one, other) if one is not None and other is not None else one for one, other in pairs]
+
+
+def geometric_mean(one: Sequence[float], other: Sequence[float]) -> tuple[float, ...]:
+    """Return that of each of two copies' figures; the first's where they don't fit together."""
+    if len(one) != len(other) or not all(map(statistics.is_positive, (*one, *other))):
+        return tuple(one)
+    return tuple(math.sqrt(first * second) for first, second in zip(one, other, strict=True))
 
 
 def compare(
@@ -314,7 +320,9 @@ def again(cell: Cell, metric: Metric, copies: Mapping[str, str]) -> statistics.E
     """
     return next(
         (
-            statistics.estimate(statistics.log_ratios(cell.series(copy, metric.key), cell.series(original, metric.key)))
+            statistics.estimate(
+                statistics.log_ratios(cell.windows(copy, metric.key), cell.windows(original, metric.key))
+            )
             for original, copy in copies.items()
         ),
         None,
@@ -644,6 +652,13 @@ def notes(cell: Cell, arms: Sequence[results.Arm]) -> list[str]:
             found.append(
                 f"{arm} lagged {figures.significant(behind)} MB behind on a connection: sending was held back until half of that had"
                 " come back"
+            )
+    for arm in cell.arms:
+        shares = [each.figures.get("rest_cpu_share", 0.0) for each in cell.measured(arm)]
+        if shares and averages.median(shares) > RESTLESS_SHARE:
+            found.append(
+                f"{arm} used {figures.percent(averages.median(shares))} as much CPU between its windows as in them: that isn't counted, and"
+                " it may have slowed other arms"
             )
     found += grown(cell)
     offered = cell.parameters.get("offered_rate_per_s")

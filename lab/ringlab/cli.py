@@ -174,7 +174,7 @@ def measuring_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--rounds",
             type=click.IntRange(1, 10_000),
-            help="How often every arm runs in each cell (default: 9; compare and --publish: 15).",
+            help="How often every arm runs in each cell (default: 9; --publish: 15).",
         ),
         click.option("--seconds", type=Duration(0.05, 3600), help="Length of a sample (default: 2; --publish: 10)."),
         click.option("--minutes", type=Duration(0.1, 1440), help="With --quick: how long measuring may take."),
@@ -436,8 +436,6 @@ def compare(arms: tuple[str, str], source: Path | None, what: tuple[str, ...], *
                 raise Refused(selection.no_such(name, known, broken))
         # An arm against itself is compared with its second copy, which shows the noise.
         other = second if second != first else manifest.again_name(first)
-        if not options["quick"]:
-            options["rounds"] = options["rounds"] or workloads.COMPARE_ROUNDS
         sys.exit(session.measure(what, arms, first, other=other, **options))
     if first == second:
         raise Refused(f"A and B are the same: compare {first} with {manifest.again_name(first)}, if that was measured")

@@ -140,23 +140,56 @@ class Serving:
         self.server.check_alive("while it was measured")
         return Loaded(event, watch.figures(), reading.counted, reading.stacks)
 
+    @contextlib.contextmanager
+    def windows(self, words: Sequence[str], expected_s: float) -> Iterator["Windows"]:
+        """Connect and warm up, and then measure a window whenever that is asked for; between them the load rests."""
+        watch = StealWatch()
+        words = [*words, "--windows-on-stdin", "--address", self.address, *cpu_words(self.executor.placement.client)]
+        assert self.executor.program is not None
+        with contextlib.ExitStack() as stack:
+            if self.server is not None:
+                words += account_words(self.server)
+                stack.enter_context(process.MemoryWatch(self.server, self.memory_bytes))
+            load = stack.enter_context(generator.Load(self.executor.program, words, watch.see))
+            load.until("resting", expected_s)
+            yield Windows(load, watch)
+        if self.server is not None:
+            self.server.check_alive("while it was measured")
+
+
+@dataclass
+class Windows:
+    """A load that rests until it is asked for a window."""
+
+    running: generator.Load
+    watch: "StealWatch"
+
+    def measure(self, window_s: float) -> bool:
+        """Measure one window, and return whether there can be another one."""
+        return self.running.measure(window_s)
+
+    def loaded(self) -> Loaded:
+        """Return the measurements of all windows together, and end the load."""
+        return Loaded(self.running.result(0.0), self.watch.figures())
+
 
 @dataclass
 class StealWatch:
-    """How much of the measured window the hypervisor took away."""
+    """How much of the measured windows the hypervisor took away."""
 
-    begin: tuple[int, int] | None = None
-    end: tuple[int, int] | None = None
+    begin: tuple[int, int] = (0, 0)
+    all_ticks: int = 0
+    stolen_ticks: int = 0
 
     def see(self, event: dict[str, Any]) -> None:
         """Take an event of the load generator."""
         if event["event"] == "window_start":
             self.begin = preflight.cpu_ticks()
         elif event["event"] == "window_end":
-            self.end = preflight.cpu_ticks()
+            end = preflight.cpu_ticks()
+            self.all_ticks += end[0] - self.begin[0]
+            self.stolen_ticks += end[1] - self.begin[1]
 
     def figures(self) -> dict[str, float]:
-        """Return the share of all CPUs' time, if both ends of the window were seen."""
-        if self.begin is None or self.end is None or self.end[0] <= self.begin[0]:
-            return {}
-        return {"stolen_share": (self.end[1] - self.begin[1]) / (self.end[0] - self.begin[0])}
+        """Return the share of all CPUs' time, if windows were seen."""
+        return {"stolen_share": self.stolen_ticks / self.all_ticks} if self.all_ticks > 0 else {}

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from ringlab import sources
 from ringlab.manifest import MARK, RUN_MARK, BuildFailed, Tell, run_build
@@ -88,6 +88,93 @@ def version(program: Path) -> str:
     return done.stdout.strip()
 
 
+class Load:
+    """The generator while it runs. What is asked of it raises SampleFailed where it ends, says nothing for too long, or babbles."""
+
+    def __init__(
+        self,
+        program: Path,
+        words: list[str],
+        on_event: OnEvent | None = None,
+        stdin: int = subprocess.PIPE,
+    ) -> None:
+        """Prepare to start it: `on_event` sees every event, and what it raises ends it."""
+        self.command = [*die_with_parent(), str(program), *words]
+        self.on_event = on_event
+        self.stdin = stdin
+        self.lines: list[bytes] = [b""]
+        """Those that it has printed and nobody has read yet, and the beginning of another one."""
+        self.last: dict[str, Any] = {}
+        """The event that it printed last."""
+
+    def __enter__(self) -> Self:
+        """Start it."""
+        self.stderr = tempfile.TemporaryFile()
+        try:
+            self.process = subprocess.Popen(
+                self.command, stdin=self.stdin, stdout=subprocess.PIPE, stderr=self.stderr, start_new_session=True
+            )
+        except OSError as error:
+            self.stderr.close()
+            raise SampleFailed(f"the load generator can't be started: {error}") from None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End it in any case."""
+        self.process.kill()
+        self.process.wait()
+        for each in (self.process.stdout, self.process.stdin, self.stderr):
+            if each is not None:
+                with contextlib.suppress(OSError):
+                    each.close()
+
+    def until(self, name: str, expected_s: float) -> bool:
+        """Wait for an event of this name, and return whether it came before the end."""
+        assert self.process.stdout is not None
+        deadline = time.monotonic() + expected_s + GRACE_S
+        while True:
+            while len(self.lines) > 1:
+                self.last = read_event(self.lines.pop(0))
+                if self.on_event is not None:
+                    self.on_event(self.last)
+                if self.last["event"] == name:
+                    return True
+            left_s = deadline - time.monotonic()
+            readable, _, _ = select.select([self.process.stdout], [], [], max(0.0, left_s))
+            if not readable and left_s <= 0:
+                raise SampleFailed(f"the load generator didn't end within {expected_s + GRACE_S:.0f} s")
+            if readable:
+                data = os.read(self.process.stdout.fileno(), 1 << 20)
+                if not data:
+                    return False
+                self.lines[-1:] = (self.lines[-1] + data).split(b"\n")
+
+    def measure(self, window_s: float) -> bool:
+        """Let it measure one more window (--windows-on-stdin); return whether it did, and goes on."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # Its events say how it ended.
+            os.write(self.process.stdin.fileno(), b"\n")
+        return self.until("window_end", window_s)
+
+    def result(self, expected_s: float, final: str = "result") -> dict[str, Any]:
+        """Tell it that nothing more is wanted, wait until it ends, and return its last event, which must be `final`."""
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        self.until("", expected_s)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(GRACE_S)
+        if self.process.returncode != 0:
+            raise SampleFailed(f"the load generator: {said(self.stderr) or f'exit status {self.process.returncode}'}")
+        if self.last.get("event") != final:
+            raise SampleFailed(f"the load generator ended without a {final}; its last event: {self.last or 'none'}")
+        found = self.last.get("schema_version", SCHEMA_VERSION)
+        if found != SCHEMA_VERSION:
+            raise SampleFailed(
+                f"the load generator's results are of version {found}, not {SCHEMA_VERSION}: build both from one revision"
+            )
+        return self.last
+
+
 def run(
     program: Path,
     words: list[str],
@@ -95,57 +182,9 @@ def run(
     on_event: OnEvent | None = None,
     final: str = "result",
 ) -> dict[str, Any]:
-    """Run the generator to its end and return its last event, which must be `final`.
-
-    `on_event` sees every event as it comes, and what it raises ends the generator. Raise SampleFailed where nothing was measured.
-    """
-    deadline = time.monotonic() + expected_s + GRACE_S
-    last: dict[str, Any] = {}
-    with tempfile.TemporaryFile() as stderr:
-        try:
-            process = subprocess.Popen(
-                [*die_with_parent(), str(program), *words],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise SampleFailed(f"the load generator can't be started: {error}") from None
-        assert process.stdout is not None
-        try:
-            pending = b""
-            while True:
-                left_s = deadline - time.monotonic()
-                readable, _, _ = select.select([process.stdout], [], [], max(0.0, left_s))
-                if not readable:
-                    raise SampleFailed(f"the load generator didn't end within {expected_s + GRACE_S:.0f} s")
-                data = os.read(process.stdout.fileno(), 1 << 20)
-                if not data:
-                    break
-                *lines, pending = (pending + data).split(b"\n")
-                for line in lines:
-                    last = read_event(line)
-                    if on_event is not None:
-                        on_event(last)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(GRACE_S)
-        finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-            process.stdout.close()
-        if process.returncode != 0:
-            words_said = said(stderr) or f"exit status {process.returncode}"
-            raise SampleFailed(f"the load generator: {words_said}")
-    if last.get("event") != final:
-        raise SampleFailed(f"the load generator ended without a {final}; its last event: {last or 'none'}")
-    found = last.get("schema_version", SCHEMA_VERSION)
-    if found != SCHEMA_VERSION:
-        raise SampleFailed(
-            f"the load generator's results are of version {found}, not {SCHEMA_VERSION}: build both from one revision"
-        )
-    return last
+    """Run the generator to its end and return its last event, which must be `final`; the rest is as for Load."""
+    with Load(program, words, on_event, subprocess.DEVNULL) as load:
+        return load.result(expected_s, final)
 
 
 def read_event(line: bytes) -> dict[str, Any]:

@@ -311,7 +311,7 @@ def find_figure(goal: Goal, arm: str, cell: Cell, metric: Metric, copies: dict[s
 def against(goal: Goal, arm: str, rival: str, cell: Cell, metric: Metric, copies: dict[str, str]) -> Finding | None:
     """Return the same against one rival, or against none, where the goal is about the figure itself."""
     own = analysis.series_of(cell, arm, metric, copies)
-    other = analysis.series_of(cell, rival, metric, copies) if rival else [1.0] * len(own)
+    other: statistics.Series = analysis.series_of(cell, rival, metric, copies) if rival else [1.0] * len(own)
     bounds = [analysis.bounds_of(cell, each, metric, copies) for each in (arm, rival)]
     found: Estimated | None
     if goal.kind == "points_at_most":

@@ -250,7 +250,7 @@ def judge(result: results.Result, names: Sequence[str]) -> list[Finding]:
         for name in names:
             base, head = (f"{name}@{side}" for side in SIDES)
             if base in cell.arms or head in cell.arms:
-                logs = statistics.log_ratios(cell.series(head, metric.key), cell.series(base, metric.key))
+                logs = statistics.log_ratios(cell.windows(head, metric.key), cell.windows(base, metric.key))
                 found.append((Finding(cell, name, None), statistics.estimate(logs), floor))
     measured = [each for _, each, _ in found if each is not None]
     # Cells scatter differently, so their comparisons share no more than the correction for their number.

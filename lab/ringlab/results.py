@@ -174,10 +174,15 @@ class Sample:
     round: Annotated[int, "From 1."]
     position: Annotated[int, "Its place in the order of the round, from 1."]
     begun_s: Annotated[float, "Since the run began."]
-    duration_s: Annotated[float, "From the start of the process to its end."]
+    duration_s: Annotated[float, "From the start of the process to its end, without the turns of other arms."]
     status: SampleStatus
     reasons: Annotated[list[str], "Why it is void, or why it failed."] = field(default_factory=list)
     figures: Annotated[dict[str, float], "By the key of a metric, and others."] = field(default_factory=dict)
+    windows: Annotated[
+        dict[str, list[float]],
+        "By the key of a metric: its figure in each window, if the arms of a round took turns. The windows at one place in all lists of a"
+        " round follow each other at once.",
+    ] = field(default_factory=dict)
     errors: dict[str, ErrorCount] = field(default_factory=dict)
     histograms: Annotated[
         dict[str, str], "By kind (service, corrected): HdrHistogram V2, compressed, base64, in ns."
@@ -406,6 +411,14 @@ class Cell:
         found: list[float | None] = [None] * len(self.orders)
         for sample in self.measured(arm):
             found[sample.round - 1] = sample.figures.get(metric)
+        return found
+
+    def windows(self, arm: str, metric: str) -> list[tuple[float, ...] | None]:
+        """Return one figure of one arm by round, in each window of the round, or the sample's own as the only one; None as in series()."""
+        found: list[tuple[float, ...] | None] = [None if each is None else (each,) for each in self.series(arm, metric)]
+        for sample in self.measured(arm):
+            if metric in sample.windows:
+                found[sample.round - 1] = tuple(sample.windows[metric])
         return found
 
 

@@ -1,9 +1,11 @@
 """The race: rounds that run every arm once, each in a fresh process and in a new random order.
 
-A sample of a server is: start, ready, verify, pin, ramp, warm up, window, drain, stop. What was measured is written after every
+A sample of a server is: start, ready, verify, pin, ramp, warm up, window, drain, stop. In closed loops the servers of a round live at
+the same time, and take turns in short windows. What was measured is written after every
 cell, and Ctrl-C ends the race early and keeps it.
 """
 
+import contextlib
 import datetime
 import itertools
 import math
@@ -11,7 +13,7 @@ import os
 import random
 import statistics as averages
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeGuard
@@ -311,18 +313,16 @@ class Race:
             # Each round has its own generator, so that a resumed run uses the same orders.
             random.Random(f"{self.result.run.seed} {plan.name} {number}").shuffle(order)
             cell.orders.append([arm.name for arm in order])
-            ceiling_at = random.Random(f"{self.result.run.seed} {plan.name} {number} ceiling").randint(1, len(order))
-            for position, arm in enumerate(order, 1):
-                if position == ceiling_at and self.has_ceiling(plan):
-                    self.measure_ceiling(plan, cell, number)
-                    self.progress.advance(plan.sample_s(self.ceiling_scale(plan)))
+            if self.has_ceiling(plan):
+                self.measure_ceiling(plan, cell, number)
+                self.progress.advance(plan.sample_s(self.ceiling_scale(plan)))
+            turns = plan.takes_turns
+            if turns:
+                self.measure_in_turns(plan, cell, order, number, last)
+            for position, arm in enumerate(order if not turns else (), 1):
                 if failures(cell, arm.name) < FAILURES_MAX:
                     self.progress.step(f"{plan.name}, round {number} of {last}, {arm.name}")
-                    sample = self.measure(plan, cell, arm, number, position, rate)
-                    cell.samples.append(sample)
-                    beyond_s = sample.duration_s - plan.sample_s(self.scale_of(arm), 0.0)
-                    if sample.status == "measured":
-                        self.overheads_found_s[overhead_key(plan, arm)] = max(0.0, beyond_s)
+                    self.keep(plan, cell, arm, self.measure(plan, cell, arm, number, position, rate))
                 self.progress.advance(self.sample_s(plan, arm))
             if number == last:
                 regular_s = spent_s + self.round_s(plan, stopped)
@@ -353,30 +353,94 @@ class Race:
         self, plan: CellPlan, cell: results.Cell, arm: manifest.Arm, number: int, position: int, rate: float
     ) -> results.Sample:
         """Measure one arm once; what goes wrong is in the sample."""
-        sample = results.Sample(
-            arm=arm.name,
-            round=number,
-            position=position,
-            begun_s=time.monotonic() - self.begun,
-            duration_s=0.0,
-            status="measured",
-        )
-        begin = time.monotonic()
-        try:
+        sample = self.sample(arm, number, position)
+        with self.trying(sample):
             if plan.workload == "bind":
                 self.measure_bind(plan, arm, sample)
             elif plan.kind in manifest.SUBJECTS:
                 self.measure_subject(plan, arm, sample)
             else:
                 self.measure_server(plan, cell, arm, sample, rate)
+        return sample
+
+    def sample(self, arm: manifest.Arm, number: int, position: int) -> results.Sample:
+        """Return a sample that begins."""
+        begun_s = time.monotonic() - self.begun
+        return results.Sample(
+            arm=arm.name, round=number, position=position, begun_s=begun_s, duration_s=0.0, status="measured"
+        )
+
+    @contextlib.contextmanager
+    def trying(self, sample: results.Sample) -> Iterator[None]:
+        """Keep in a sample what goes wrong in the block, and how long it takes."""
+        begin = time.monotonic()
+        try:
+            yield
         except SampleVoid as wrong:
             sample.status = "void"
             sample.reasons.append(str(wrong))
         except (SampleFailed, OSError) as failure:
             sample.status = "failed"
             sample.reasons.append(str(failure))
-        sample.duration_s = time.monotonic() - begin
-        return sample
+        sample.duration_s += time.monotonic() - begin
+
+    def keep(self, plan: CellPlan, cell: results.Cell, arm: manifest.Arm, sample: results.Sample) -> None:
+        """Put a sample into its cell, and learn how long its arm's take."""
+        cell.samples.append(sample)
+        beyond_s = sample.duration_s - plan.sample_s(self.scale_of(arm), 0.0)
+        if sample.status == "measured":
+            self.overheads_found_s[overhead_key(plan, arm)] = max(0.0, beyond_s)
+
+    def measure_in_turns(
+        self, plan: CellPlan, cell: results.Cell, order: Sequence[manifest.Arm], number: int, last: int
+    ) -> None:
+        """Measure a round in which all servers live at the same time: one window each, to and fro, A B B A A B B A.
+
+        So whatever changes steadily while the round lasts is the same for all.
+        """
+        turns: list[tuple[manifest.Arm, results.Sample, Generator[None]]] = []
+        steps = 2 + plan.windows(self.scale)
+        for position, arm in enumerate(order, 1):
+            if failures(cell, arm.name) < FAILURES_MAX:
+                sample = self.sample(arm, number, position)
+                turns.append((arm, sample, self.in_turns(plan, cell, arm, sample)))
+            else:
+                self.progress.advance(self.sample_s(plan, arm))
+        try:
+            for step in range(steps):
+                for arm, sample, turn in turns if step % 2 else reversed(turns):
+                    self.progress.step(f"{plan.name}, round {number} of {last}, {arm.name}")
+                    with self.trying(sample):
+                        next(turn, None)
+                    self.progress.advance(self.sample_s(plan, arm) / steps)
+        finally:
+            # Those of an interrupted round have servers that still run.
+            with contextlib.ExitStack() as stack:
+                for _, _, turn in turns:
+                    stack.callback(turn.close)
+        for arm, sample, _ in turns:
+            self.keep(plan, cell, arm, sample)
+
+    def in_turns(
+        self, plan: CellPlan, cell: results.Cell, arm: manifest.Arm, sample: results.Sample
+    ) -> Generator[None]:
+        """Take a sample step by step, and let others do theirs after each: the server starts, windows, the server ends."""
+        scale, windows = self.scale_of(arm), plan.windows(self.scale)
+        words = [*plan.load_options(scale, windows=windows), "--hdr", "--seed", str(self.result.run.seed)]
+        with self.executor(plan).serve(self.order(plan, arm)) as serving:
+            self.keep_checks(arm, serving.checks, sample)
+            if plan.workload in manifest.APPLICATIONS:
+                self.first_client(plan, serving)
+            with serving.windows(words, plan.sample_s(scale)) as load:
+                for _ in range(windows):
+                    yield
+                    if not load.measure(plan.window_s(scale) / windows):
+                        break
+                yield
+                loaded = load.loaded()
+            self.take_loaded(plan, cell, loaded, sample)
+        if serving.complaint:
+            self.note(f"{arm.name}: {serving.complaint}")
 
     def workers(self, arm: manifest.Arm, asked: int = 0) -> int:
         """Return how many workers an arm is asked for; `asked` is what a cell asks for, if it asks for any."""
@@ -483,8 +547,12 @@ class Race:
         """Load a server once, as the plan says."""
         scale = self.scale_of(arm)
         words = [*plan.load_options(scale, rate), "--hdr", "--seed", str(self.result.run.seed)]
-        loaded = serving.load(words, plan.sample_s(scale))
+        self.take_loaded(plan, cell, serving.load(words, plan.sample_s(scale)), sample)
+
+    def take_loaded(self, plan: CellPlan, cell: results.Cell, loaded: execution.Loaded, sample: results.Sample) -> None:
+        """Put the measurements of a load into a sample, and judge whether it counts."""
         try:
+            sample.windows = workloads.windows_of_load(loaded.event)
             sample.figures = workloads.figures_of_load(plan, loaded.event) | loaded.figures
             self.take_event(plan, cell, loaded.event, sample)
         except (KeyError, TypeError) as error:

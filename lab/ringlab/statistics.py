@@ -1,8 +1,12 @@
 """Verdicts from rounds.
 
-A machine drifts from minute to minute by more than what is compared, and within a round by less. So every round runs every
-arm, and what counts is the logarithm of the ratio of two arms within a round. Rounds are independent of each other;
-requests within a sample are not, and are never resampled.
+Two things make a figure differ from one measurement to the next: the machine, which drifts by more within a second than what is
+compared, and the process, which is a little faster or slower for as long as it lives. So there are two levels. In a round each
+arm has a process of its own, and these take turns in short windows; what counts is the logarithm of the ratio of two windows that
+follow each other at once. Their mean is the round's. Rounds, with fresh processes, are independent of each other, and windows
+of one round are not: they say nothing about how much processes differ. So the verdict rests on how much the rounds' means scatter,
+which has both in it, exactly so as long as each round has the same number of windows (a nested design with random processes: Montgomery,
+Design and Analysis of Experiments, chapter 14). More windows make rounds scatter less, and never count as more rounds.
 
 - The estimate is the mean of the rounds' log-ratios, as a ratio: their geometric mean. From TRIMMED_FROM rounds on a fifth is
   trimmed at each end, because on a shared machine now and then a round is spoilt for one arm.
@@ -35,7 +39,9 @@ from ringlab.deferred import np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-Series = Sequence[float | None]
+Figure = float | tuple[float, ...]
+"""One figure of one arm in one round: that of its sample, or those of its windows in their order."""
+Series = Sequence[Figure | None]
 """One figure of one arm by round; None where it wasn't measured."""
 
 CONFIDENCE = 0.95
@@ -46,6 +52,8 @@ TIE_MARGIN = 0.05
 POWER = 0.8
 TRIM = 0.2
 TRIMMED_FROM = 7
+WINDOWS_TRIMMED_FROM = 5
+"""In a round, whose mean needs no standard error: the verdict rests on how much rounds differ from each other."""
 ROUNDS_MIN = 3
 """With fewer rounds there is no verdict."""
 TIMES_MAX = 10
@@ -131,8 +139,20 @@ def log_ratios(numerators: Series, denominators: Series) -> NDArray[np.float64]:
 
 def ratios_by_round(numerators: Series, denominators: Series) -> list[float | None]:
     """Return the ratio of each round, None where one of the two is missing, or is no figure above 0."""
-    pairs = zip(numerators, denominators, strict=True)
-    return [above / below if is_positive(above) and is_positive(below) else None for above, below in pairs]
+    return [ratio_of(above, below) for above, below in zip(numerators, denominators, strict=True)]
+
+
+def ratio_of(numerator: Figure | None, denominator: Figure | None) -> float | None:
+    """Return the ratio of two arms in one round: the (trimmed) geometric mean of the ratios of windows that follow each other."""
+    figures = [each if isinstance(each, tuple) else (each,) for each in (numerator, denominator)]
+    if not all(is_positive(each) for both in figures for each in both):
+        return None
+    above, below = (np.array(each, dtype=np.float64) for each in figures)
+    if len(above) != len(below):
+        return math.exp(float(np.log(above).mean() - np.log(below).mean()))
+    logs = np.sort(np.log(above / below))
+    cut = int(TRIM * len(logs)) if len(logs) >= WINDOWS_TRIMMED_FROM else 0
+    return math.exp(float(logs[cut : len(logs) - cut].mean()))
 
 
 def is_positive(value: float | None) -> TypeGuard[float]:

@@ -182,4 +182,5 @@ def unspoilt(series: NDArray[np.float64]) -> NDArray[np.float64]:
     away = np.abs(series - middle)
     reach = SPOILT * np.array([np.median(row[row > 0]) if row.any() else 0.0 for row in away])[:, np.newaxis]
     found: NDArray[np.float64] = np.clip(series, middle - reach, middle + reach)
-    return found - found.mean(axis=1, keepdims=True)
+    found -= found.mean(axis=1, keepdims=True)
+    return found

@@ -84,8 +84,8 @@ def estimate(first: Logs, second: Logs) -> statistics.Estimate | None:
 
 def logs_of(cell: Cell, arm: str, metric: Metric, control: str) -> Logs:
     """Return the logarithms of an arm's figures by round, relative to the control if there is one."""
-    series = cell.series(arm, metric.key)
-    reference: Sequence[float | None] = cell.series(control, metric.key) if control else [1.0] * len(series)
+    series = cell.windows(arm, metric.key)
+    reference: statistics.Series = cell.windows(control, metric.key) if control else [1.0] * len(series)
     return statistics.log_ratios(series, reference)
 
 

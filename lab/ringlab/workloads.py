@@ -19,8 +19,8 @@ SCALES: dict[ScaleName, results.Scale] = {
     "normal": results.Scale(name="normal", rounds=9, window_s=2.0, warm_up_s=0.5, ramp_s=0.1),
     "publish": results.Scale(name="publish", rounds=15, window_s=10.0, warm_up_s=2.0, ramp_s=0.5),
 }
-COMPARE_ROUNDS = 15
-"""Of two arms, which take little time."""
+TURN_S = 0.3
+"""About how long a server is measured before it is another one's turn: machines drift by more from one second to the next."""
 
 LOADS = ("sweep", "churn", "idle", "stream")
 """Workloads that load the servers of echo, http or discard in other ways, so that arms needn't say that they serve these."""
@@ -196,8 +196,19 @@ class CellPlan:
         """Whether the connections rest while they are measured."""
         return "--idle" in self.load_words
 
+    @property
+    def takes_turns(self) -> bool:
+        """Whether the servers of a round live at the same time, and are measured in turn: in closed loops on connections that stay."""
+        other = self.percent or self.stream or self.idle or self.workload in ("sweep", "churn")
+        long = self.windows_s and self.workload != "rtt"
+        return self.kind in SERVERS and not other and not long
+
+    def windows(self, scale: results.Scale) -> int:
+        """Return in how many windows a sample is taken: an even number if servers take turns, to and fro."""
+        return 2 * max(1, round(self.window_s(scale) / (2 * TURN_S))) if self.takes_turns else 1
+
     def window_s(self, scale: results.Scale) -> float:
-        """Return how long is measured."""
+        """Return how long is measured, in all windows of a sample together."""
         factor = scale.window_s / SCALES[scale.name].window_s
         window_s = self.windows_s.get(scale.name, SCALES[scale.name].window_s) * factor
         return max(window_s, PROGRAM_WINDOW_S_MIN) if self.workload == "bind" else window_s
@@ -274,8 +285,10 @@ class CellPlan:
             metrics=list(self.metrics),
         )
 
-    def load_options(self, scale: results.Scale, rate: float = 0.0, window_s_min: float = 0.0) -> list[str]:
-        """Return the load generator's words for this cell, without address, placement and seed."""
+    def load_options(
+        self, scale: results.Scale, rate: float = 0.0, window_s_min: float = 0.0, windows: int = 1
+    ) -> list[str]:
+        """Return the load generator's words for this cell, without address, placement and seed, for one of `windows` windows."""
         words = list(self.load_words) or [self.workload]
         if self.workload != "rtt":
             words += ["--connections", str(self.connections)]
@@ -290,7 +303,7 @@ class CellPlan:
             "--warm-up",
             f"{self.warm_up_s(scale):g}",
             "--window",
-            f"{max(window_s_min, self.window_s(scale)):g}",
+            f"{max(window_s_min, self.window_s(scale) / windows):g}",
             "--ramp",
             f"{max(scale.ramp_s, self.ramp_s):g}",
         ]
@@ -768,6 +781,7 @@ def figures_of_load(plan: CellPlan, event: Mapping[str, Any]) -> dict[str, float
         for kind in ("voluntary", "involuntary"):
             found[f"{kind}_switches_per_operation"] = divided(server.get(f"{kind}_switches"), counted)
         found["server_threads"] = server.get("threads")
+        found["rest_cpu_share"] = divided(server.get("rest_cpu_ns"), cpu_ns or 0.0)
         rest, connected = server.get("rss_rest_bytes"), server.get("rss_connected_bytes")
         found |= {"rss_rest_bytes": rest, "rss_end_bytes": server.get("rss_end_bytes")}
         if rest is not None and connected is not None:
@@ -793,6 +807,18 @@ def figures_of_load(plan: CellPlan, event: Mapping[str, Any]) -> dict[str, float
     found["streams_held_back"] = streams.get("held_back")
     found["stream_outstanding_bytes"] = streams.get("outstanding_bytes_max")
     return {name: float(value) for name, value in found.items() if value is not None}
+
+
+def windows_of_load(event: Mapping[str, Any]) -> dict[str, list[float]]:
+    """Return the figures of each window, if there were several, by the key of a metric."""
+    windows = event.get("windows") or []
+    found = {
+        RATE.key: [divided(each["operations"], each["seconds"]) for each in windows],
+        SERVER_CPU.key: [divided(each["cpu_ns"], each["operations"] * 1e3) for each in windows],
+    }
+    whole = {key: [value for value in values if value] for key, values in found.items()}
+    # A window in which nothing was answered has no figure; then the sample's own is the only one.
+    return {key: values for key, values in whole.items() if values and len(values) == len(windows)}
 
 
 def slope(levels: Sequence[Mapping[str, float]], key: str) -> float | None:

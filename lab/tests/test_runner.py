@@ -64,6 +64,55 @@ def test_a_race_ranks_the_arms_and_is_written(make_race: MakeRace) -> None:
     assert children() == set(), "every process that was started has ended"
 
 
+def test_arms_take_turns_to_and_fro(make_race: MakeRace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All servers of a round live at the same time, and each sample has a figure of each of its windows."""
+    race = make_race([ECHO], rounds=2, one=1.0, two=2.0)
+    race.result.run.scale = replace(race.scale, window_s=1.2)
+    turns: list[tuple[int, int]] = []
+    measure = generator.Load.measure
+
+    def seen(load: generator.Load, window_s: float) -> bool:
+        assert window_s == pytest.approx(0.3)
+        turns.append((load.process.pid, len(children())))
+        return measure(load, window_s)
+
+    monkeypatch.setattr(generator.Load, "measure", seen)
+    race.run()
+    (cell,) = race.result.cells
+    for number in (1, 2):
+        *passes, pids = ([pid for pid, _ in turns[at : at + 3]] for at in [*range(0, 12, 3), 0])
+        assert passes == [pids, pids[::-1]] * 2
+        assert len(set(pids)) == 3
+        assert [alive for _, alive in turns[:12]] == [6] * 12, "a server and a load for each arm"
+        del turns[:12]
+        samples = [sample for sample in cell.samples if sample.round == number]
+        assert [sample.status for sample in samples] == ["measured"] * 3
+        for sample in samples:
+            assert len(sample.windows["server_cpu_us"]) == len(sample.windows["operations_per_s"]) == 4
+            assert sample.figures["window_s"] == pytest.approx(1.2)
+    assert turns == []
+    assert children() == set()
+
+
+def test_an_arm_that_fails_in_its_turn_leaves_the_others_theirs(make_race: MakeRace) -> None:
+    race = make_race([ECHO], rounds=2, good=1.0, other=1.0, bad=1.0, faults={"bad": "crash"})
+    race.options.baseline = "good"
+    race.run()
+    assert {sample.status for sample in samples_of(race, "bad")} == {"failed"}
+    assert [sample.status for arm in ("good", "other") for sample in samples_of(race, arm)] == ["measured"] * 4
+    assert children() == set()
+
+
+def test_a_server_that_works_while_others_are_measured_is_named(
+    make_race: MakeRace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_LOAD_REST_CPU", "0.07")
+    race = make_race([ECHO], rounds=2, one=1.0)
+    race.run()
+    note = "one used 7.0% as much CPU between its windows as in them: that isn't counted, and it may have slowed other arms"
+    assert note in race.result.cells[0].analysis.notes
+
+
 def test_what_an_arm_declares_is_looked_up_on_its_process(make_race: MakeRace) -> None:
     race = make_race([ECHO], rounds=1, one=1.0)
     race.run()
@@ -547,11 +596,11 @@ def test_an_arm_that_compiles_meanwhile_is_warmed_up_longer(
     race.options.baseline = "one"
     loads: list[list[str]] = []
 
-    def load(serving: execution.Serving, words: list[str], *more: object) -> execution.Loaded:
+    def windows(serving: execution.Serving, words: list[str], *more: object) -> execution.Windows:
         loads.append(words)
         raise process.SampleFailed("not now")
 
-    monkeypatch.setattr(execution.Serving, "load", load)
+    monkeypatch.setattr(execution.Serving, "windows", windows)
     race.run()
     warm_ups = sorted(words[words.index("--warm-up") + 1] for words in loads if words[0] == "echo")
     assert warm_ups == ["0", "0", "3"]
@@ -650,10 +699,10 @@ def test_system_calls_are_counted_for_long_enough_however_short_the_samples_are(
     make_race: MakeRace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     windows = []
-    load = generator.run
+    load = generator.Load
     monkeypatch.setattr(
         generator,
-        "run",
+        "Load",
         lambda program, words, *more: (
             windows.append(float(words[words.index("--window") + 1])) or load(program, words, *more)
         ),
@@ -661,7 +710,8 @@ def test_system_calls_are_counted_for_long_enough_however_short_the_samples_are(
     race = count_seven(make_race([ECHO], rounds=1, one=1.0), "perf", monkeypatch)
     race.options.again, race.options.ceilings = False, False
     race.run()
-    assert windows == [0.2, system_calls.WINDOW_S_MIN]
+    # The sample is taken in two windows.
+    assert windows == [0.1, system_calls.WINDOW_S_MIN]
 
 
 def test_every_server_has_let_a_client_go_before_it_is_measured(
@@ -669,9 +719,9 @@ def test_every_server_has_let_a_client_go_before_it_is_measured(
 ) -> None:
     """Whoever reads into fresh memory does so at another cost before (see process.verify)."""
     done = []
-    verify, run = process.verify, generator.run
+    verify, load = process.verify, generator.Load
     monkeypatch.setattr(process, "verify", lambda server: done.append("verified") or verify(server))
-    monkeypatch.setattr(generator, "run", lambda *words: done.append("loaded") or run(*words))
+    monkeypatch.setattr(generator, "Load", lambda *words: done.append("loaded") or load(*words))
     race = count_seven(make_race([ECHO], rounds=1, one=1.0), "perf", monkeypatch)
     race.options.again, race.options.ceilings = False, False
     race.run()

@@ -191,6 +191,51 @@ def test_the_interval_holds_the_truth_as_often_as_it_says(rounds: int, kind: str
     assert held_inner >= 881 - allowed
 
 
+def test_windows_are_compared_with_those_beside_them() -> None:
+    """However much the machine drifts while a round lasts."""
+    drift = (1.0, 2.0, 4.0, 8.0)
+    slower = tuple(1.1 * each for each in drift)
+    assert statistics.ratios_by_round([slower, 1.1, None], [drift, 1.0, drift]) == pytest.approx([1.1, 1.1, None])
+
+
+def test_a_spoilt_window_does_not_spoil_its_round() -> None:
+    windows = (1.0, 1.02, 0.98, 30.0, 1.01, 0.99)
+    (found,) = statistics.ratios_by_round([windows], [(1.0,) * 6])
+    assert found == pytest.approx(1.0, abs=0.02)
+
+
+def test_a_window_without_a_figure_leaves_no_ratio_and_other_numbers_of_windows_their_means() -> None:
+    assert statistics.ratios_by_round([(1.0, 0.0)], [(1.0, 1.0)]) == [None]
+    assert statistics.ratios_by_round([(1.0, 4.0)], [2.0]) == pytest.approx([1.0])
+
+
+def test_windows_within_processes_are_judged_as_scipys_test_of_the_processes_means_is() -> None:
+    """What a nested design asks of its outer level, if each process has as many windows."""
+    random = np.random.default_rng(8)
+    logs = random.normal(0.05, 0.02, (5, 1)) + random.normal(0, 0.03, (5, 4))
+    found = statistics.estimate(statistics.log_ratios([tuple(each) for each in np.exp(logs)], [(1.0,) * 4] * 5))
+    assert found is not None
+    expected = stats.ttest_1samp(logs.mean(axis=1), 0.0)
+    assert found.p == pytest.approx(expected.pvalue)
+    assert np.log(found.interval) == pytest.approx(tuple(expected.confidence_interval(0.95)))
+
+
+@pytest.mark.parametrize(("processes", "windows"), [(0.02, 0.0), (0.01, 0.03), (0.0, 0.03)])
+def test_the_interval_of_windows_within_processes_holds_the_truth_as_often_as_it_says(
+    processes: float, windows: float
+) -> None:
+    random = np.random.default_rng(9)
+    held, runs = 0, 1000
+    for _ in range(runs):
+        logs = random.normal(0.03, processes, (4, 1)) + random.normal(0, windows, (4, 6))
+        found = statistics.estimate(statistics.log_ratios([tuple(each) for each in np.exp(logs)], [(1.0,) * 6] * 4))
+        assert found is not None
+        low, high = found.interval
+        held += low <= math.exp(0.03) <= high
+    # Two standard deviations of the simulation are 1.4%.
+    assert held == pytest.approx(0.95 * runs, abs=0.014 * runs)
+
+
 def test_holms_correction() -> None:
     probabilities = [0.01, 0.04, 0.03, 0.005]
     assert statistics.holm(probabilities) == pytest.approx([0.03, 0.06, 0.06, 0.02])

@@ -17,7 +17,7 @@ class Options:
     """The words of the command line that matter here, with the defaults of those that are left out."""
 
     connections, size, steps, warm_up, window, ramp, rate = 1, 64, 0, 0.0, 1.0, 0.0, 0.0
-    address, mode, hdr, probe = "", "framed", False, False
+    address, mode, hdr, probe, windows_on_stdin = "", "framed", False, False, False
 
     def __init__(self, words: list[str]) -> None:
         self.workload = words[0]
@@ -102,7 +102,9 @@ def latency(p50_us: float, *, hdr: bool) -> dict[str, object]:
 
 def server_of(operations: int, cost: float, asked: int) -> dict[str, object]:
     # A small difference from run to run, as it would be: without any, intervals have no width.
-    return {"cpu_ns": int(operations * 5000 * cost * (1 + os.getpid() % 7 / 2000)), "user_ns": 1, "system_ns": 3,
+    cpu_ns = int(operations * 5000 * cost * (1 + os.getpid() % 7 / 2000))
+    rest_cpu_ns = int(cpu_ns * float(os.environ.get("FAKE_LOAD_REST_CPU", "0")))
+    return {"rest_cpu_ns": rest_cpu_ns, "cpu_ns": cpu_ns, "user_ns": 1, "system_ns": 3,
             "voluntary_switches": 10, "involuntary_switches": 1, "threads": 1, "rss_rest_bytes": 1000,
             "rss_connected_bytes": 1000 + 100 * asked, "rss_end_bytes": 5000}  # fmt: skip
 
@@ -137,18 +139,26 @@ def main() -> None:
         if hang and cost > 5:
             open(hang, "w").close()
             time.sleep(600)
-    say(event="window_start")
-    time.sleep(min(options.window, 0.01))
-    say(event="window_end")
     # What it can do at most. At a higher rate all that is due waits.
     capacity = 20_000 / cost * (1 + os.getpid() % 7 / 2000)
     rate = min(options.rate, capacity) or 20_000 / cost
+    windows = []
+    if options.windows_on_stdin:
+        say(event="resting")
+    for _ in sys.stdin if options.windows_on_stdin else [""]:
+        say(event="window_start")
+        time.sleep(min(options.window, 0.01))
+        cpu_ns = server_of(int(options.window * rate), cost, 1)["cpu_ns"]
+        windows.append({"seconds": options.window, "operations": int(options.window * rate), "cpu_ns": cpu_ns})
+        say(event="window_end", **windows[-1])
+    options.window *= max(1, len(windows))
     operations = int(options.window * rate) * (5 if options.workload == "ceiling" else 1)
     waiting = 100 if options.rate > capacity else 1
     asked = options.connections
     result = {
         "event": "result", "schema_version": 1, "workload": options.workload, "void": None, "window_s": options.window,
         "operations": operations, "operations_per_s": operations / options.window,
+        "windows": windows if options.windows_on_stdin else None, "rest_s": 1.0,
         "bytes_in": 0 if options.workload == "discard" else operations * options.size, "bytes_out": operations * options.size,
         "latency": {"service": latency(100 * cost, hdr=options.hdr), "cold": None,
                     "corrected": latency(120 * cost * waiting, hdr=options.hdr) if options.rate else None},
