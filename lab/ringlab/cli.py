@@ -30,7 +30,6 @@ from ringlab import (
     neighbours,
     preflight,
     presets,
-    process,
     replication,
     results,
     selection,
@@ -145,8 +144,7 @@ class Commands(click.Group):
         """Run one of them."""
         with errors_told(), interruptible():
             try:
-                with process.guarded():
-                    return super().invoke(ctx)
+                return super().invoke(ctx)
             except KeyboardInterrupt:
                 print_error(functools.partial(click.echo, "interrupted", err=True))
                 sys.exit(session.EXIT_INTERRUPTED)

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +10,6 @@ from typing import Any
 
 from ringlab import generator, instruments, manifest, preflight, process, results
 from ringlab.instruments import Instrument
-from ringlab.manifest import MARK
 from ringlab.process import SampleFailed, Server
 
 
@@ -55,7 +55,7 @@ def cpu_words(cpus: Sequence[int]) -> list[str]:
 
 def account_words(server: Server) -> list[str]:
     """Return the load generator's words about a server's processes, which count whenever they start and end."""
-    return ["--account", str(server.pid), "--account-mark", f"{MARK}={server.mark}"]
+    return ["--account", str(server.pid), "--account-below", str(server.guardian)]
 
 
 @dataclass
@@ -124,7 +124,7 @@ class Serving:
     def load(self, words: Sequence[str], expected_s: float, instrument: Instrument | None = None) -> Loaded:
         """Load the server, as the words of the load generator say, and look into it meanwhile, if that is asked for."""
         words = [*words, "--address", self.address]
-        watch = StealWatch()
+        watch = Watch(self.server)
         if self.server is None:
             return Loaded(self.executor.generate(words, expected_s, watch.see))
         with (
@@ -143,7 +143,7 @@ class Serving:
     @contextlib.contextmanager
     def windows(self, words: Sequence[str], expected_s: float) -> Iterator["Windows"]:
         """Connect and warm up, and then measure a window whenever that is asked for; between them the load rests."""
-        watch = StealWatch()
+        watch = Watch(self.server)
         words = [*words, "--windows-on-stdin", "--address", self.address, *cpu_words(self.executor.placement.client)]
         assert self.executor.program is not None
         with contextlib.ExitStack() as stack:
@@ -162,7 +162,7 @@ class Windows:
     """A load that rests until it is asked for a window."""
 
     running: generator.Load
-    watch: "StealWatch"
+    watch: "Watch"
 
     def measure(self, window_s: float) -> bool:
         """Measure one window, and return whether there can be another one."""
@@ -174,22 +174,42 @@ class Windows:
 
 
 @dataclass
-class StealWatch:
-    """How much of the measured windows the hypervisor took away."""
+class Watch:
+    """The share of the measured windows that others have taken: the hypervisor, other programs, processes that serve unseen."""
 
-    begin: tuple[int, int] = (0, 0)
-    all_ticks: int = 0
-    stolen_ticks: int = 0
+    server: Server | None = None
+    begin: dict[str, float] = field(default_factory=dict)
+    grown: dict[str, float] = field(default_factory=dict)
+    """By how much the counters grew in all windows together."""
+
 
     def see(self, event: dict[str, Any]) -> None:
-        """Take an event of the load generator."""
+        """Take an event of the load generator; raise SampleVoid where another process than the server's serves."""
         if event["event"] == "window_start":
-            self.begin = preflight.cpu_ticks()
+            self.begin = self.read()
+            if self.server is not None:
+                process.check_owners(self.server)
         elif event["event"] == "window_end":
-            end = preflight.cpu_ticks()
-            self.all_ticks += end[0] - self.begin[0]
-            self.stolen_ticks += end[1] - self.begin[1]
+            for name, value in self.read().items():
+                if name in self.begin:
+                    self.grown[name] = self.grown.get(name, 0.0) + value - self.begin[name]
+
+    def read(self) -> dict[str, float]:
+        """Return the counters."""
+        found = preflight.pressure_s()
+        found["at"] = time.monotonic()
+        found["ticks"], found["stolen"] = preflight.cpu_ticks()
+        if self.server is not None:
+            found |= {"run_delay": process.run_delay_s(self.server.tree())}
+        return found
 
     def figures(self) -> dict[str, float]:
-        """Return the share of all CPUs' time, if windows were seen."""
-        return {"stolen_share": self.stolen_ticks / self.all_ticks} if self.all_ticks > 0 else {}
+        """Return shares of the windows, if any were seen; that of the hypervisor is of all CPUs' time."""
+        grown = self.grown
+        if not grown.get("at") or not grown.get("ticks"):
+            return {}
+        found = {"stolen_share": grown["stolen"] / grown["ticks"]}
+        for name in ("pressure", "run_delay"):
+            if name in grown:
+                found[f"{name}_share"] = max(0.0, grown[name] / grown["at"])
+        return found

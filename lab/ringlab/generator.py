@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ringlab import sources
-from ringlab.manifest import MARK, RUN_MARK, BuildFailed, Tell, run_build
+from ringlab.manifest import BuildFailed, Tell, run_build
 from ringlab.process import SampleFailed, die_with_parent, said
 
 NAME = "ringlab-load"
@@ -43,7 +43,7 @@ def build(lab: Path, tell: Tell = str) -> Path:
     log = lab / "build" / f"{NAME}.log"
     with tempfile.TemporaryFile() as output:
         try:
-            run_build(asking, shown, lab, dict(os.environ) | {MARK: RUN_MARK}, log, BUILD_TIMEOUT_S, tell, output)
+            run_build(asking, shown, lab, os.environ, log, BUILD_TIMEOUT_S, tell, output)
         except BuildFailed as error:
             raise GeneratorMissing(f"in {lab}: {error}") from None
         output.seek(0)

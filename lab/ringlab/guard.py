@@ -23,6 +23,7 @@ from rich.markup import escape
 from ringlab import (
     Refused,
     analysis,
+    guarded,
     manifest,
     neighbours,
     preflight,
@@ -140,7 +141,6 @@ def build(revision: Revision, command: str, tell: Tell) -> None:
         for name, value in os.environ.items()
         if not name.startswith(("RINGLAB_", "VIRTUAL_ENV", "MAKE", "PYTHONPATH", "CARGO_TARGET_DIR"))
     }
-    environment[manifest.MARK] = manifest.RUN_MARK
     try:
         manifest.run_build(
             ["sh", "-c", command], command, revision.worktree, environment, log, BUILD_TIMEOUT_S,

@@ -16,14 +16,13 @@ import shlex
 import string
 import subprocess
 import sys
-import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from ringlab import Refused, results, sources
+from ringlab import Refused, guarded, results, sources
 
 FILE_NAME = "target.toml"
 KINDS = ("echo", "http", "discard", "bind", "asgi", "wsgi", "loops", "files")
@@ -63,11 +62,8 @@ LOG_NAME = "build.log"
 STAMP_NAME = "built-with.txt"
 ANY_BYTES = "surrogateescape"
 """How a text holds the bytes of a path that isn't UTF-8 (PEP 383)."""
-MARK = "RINGLAB_STARTED"
-"""An environment variable that every process started by the lab inherits, and so do all of its descendants."""
-RUN_MARK = "/".join(filter(None, (os.environ.get(MARK, ""), f"{os.getpid()}.{time.time_ns()}")))
-"""Its value. By it, processes that an interrupt has orphaned are found and ended (process.end_marked): with those of a lab that this
-one has started."""
+OWN_VARIABLES = ("RINGLAB_LOAD", "RINGLAB_LOCKS", "RINGLAB_PYTHON", "RINGLAB_TARGETS")
+"""The variables of the lab itself, which say to a server that it is measured, and nothing that it needs."""
 
 T = TypeVar("T")
 Tell = Callable[[str], object]
@@ -200,9 +196,13 @@ class Arm:
         return words + [word.format_map(self.placeholders()) for word in self.arguments]
 
     def child_environment(self) -> dict[str, str]:
-        """Return the environment of the program."""
+        """Return the environment in which the program is looked for, and built."""
         own = {name: self.expand(value) for name, value in self.environment.items()}
-        return dict(os.environ) | own | {MARK: RUN_MARK}
+        return dict(os.environ) | own
+
+    def run_environment(self) -> dict[str, str]:
+        """Return the environment of the program where it is measured, in which nothing says so."""
+        return {name: value for name, value in self.child_environment().items() if name not in OWN_VARIABLES}
 
     def record(self) -> results.Arm:
         """Return its description for a result."""
@@ -643,17 +643,7 @@ def detect_each(arm: Arm, detect: Detect, cache: dict[tuple[str, str], Presence]
 def ask(arm: Arm, command: str, needs: str, install: str) -> Presence:
     """Run a detect command."""
     try:
-        done = subprocess.run(
-            ["sh", "-c", command],
-            cwd=arm.folder,
-            env=arm.child_environment(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=DETECT_TIMEOUT_S,
-            check=False,
-        )
+        done = guarded.run(["sh", "-c", command], cwd=arm.folder, env=arm.child_environment(), timeout=DETECT_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         return Presence(skipped=f"{needs}: `{command}` didn't end within {DETECT_TIMEOUT_S} s", install=install)
     if done.returncode != 0:
@@ -726,14 +716,13 @@ def run_build(
     tell(shown)
     with log.open("wb") as kept:
         kept.write(f"$ {shown}\n".encode(errors=ANY_BYTES))
-        process = subprocess.Popen(
-            words,
+        process = guarded.Guarded(
+            list(words),
             cwd=folder,
             env={**environment, **CARGO_PROGRESS},
             stdin=subprocess.DEVNULL,
             stdout=stdout or subprocess.PIPE,
             stderr=subprocess.PIPE if stdout else subprocess.STDOUT,
-            start_new_session=True,
         )
         output = process.stderr if stdout else process.stdout
         assert output is not None
@@ -761,9 +750,7 @@ def run_build(
         except subprocess.TimeoutExpired:
             raise BuildFailed(f"`{shown}` didn't end within {limit_s:.0f} s; its output: {log}") from None
         finally:
-            if process.poll() is None:
-                os.killpg(process.pid, 9)
-                process.wait()
+            process.end()
             output.close()
     if process.returncode != 0:
         words_said = results.shorten(last_line(log.read_text(errors="replace")))

@@ -16,14 +16,17 @@ from pathlib import Path
 import psutil
 
 from ringlab import generator, results, sources
-from ringlab.manifest import MARK, Arm
+from ringlab.manifest import Arm
 from ringlab.results import Finding
 
 DESCRIPTORS_SPARE = 128
 LOAD_MAX = 0.5
+"""Of the load average per CPU."""
+PRESSURE_SAMPLE_S = 0.3
+PRESSURE_MAX = 0.1
+"""The share of the time for which something may wait for a CPU while nothing is measured."""
 MEMORY_SHARE = 0.5
 """Of the memory that is available when a run begins: a server that takes more leaves too little for the rest."""
-"""Of the load average per CPU."""
 STEAL_SAMPLE_S = 0.3
 STEAL_MAX = 0.05
 TIME_WAIT_MAX = 2000
@@ -162,17 +165,37 @@ def check_governor() -> Finding:
     return Finding("governor", "ok", "performance")
 
 
+def pressure_s() -> dict[str, float]:
+    """Return for how long something waited for a CPU since the machine started, in seconds, by the name "pressure".
+
+    Nothing where the kernel doesn't count it (Documentation/accounting/psi.rst).
+    """
+    for word in read_text("/proc/pressure/cpu").partition("\n")[0].split():
+        name, _, value = word.partition("=")
+        if name == "total":
+            return {"pressure": int(value) / 1e6}
+    return {}
+
+
 def check_load() -> Finding:
-    """Find out whether other programs keep the machine busy."""
+    """Find out whether other programs keep the machine busy: for how long something waits for a CPU, or else by the load average."""
+    before = pressure_s()
+    time.sleep(PRESSURE_SAMPLE_S)
+    after = pressure_s()
     load, cpus = os.getloadavg()[0], len(os.sched_getaffinity(0))
-    if load > LOAD_MAX * cpus:
+    if before and after:
+        share = (after["pressure"] - before["pressure"]) / PRESSURE_SAMPLE_S
+        busy, text = share > PRESSURE_MAX, f"something waits for a CPU {100 * min(1.0, share):.0f}% of the time"
+    else:
+        busy, text = load > LOAD_MAX * cpus, f"load average {load:.2f} on {cpus} CPUs"
+    if busy:
         return Finding(
             "load",
             "warning",
-            f"load average {load:.2f} on {cpus} CPUs: other programs are running",
+            f"{text}: other programs are running",
             "stop them (`top` shows them), or expect to need more rounds",
         )
-    return Finding("load", "ok", f"load average {load:.2f} on {cpus} CPUs")
+    return Finding("load", "ok", text)
 
 
 def cpu_ticks() -> tuple[int, int]:
@@ -434,9 +457,5 @@ def environment(program: Path | None, prefixes: Iterable[str] = VARIABLES) -> re
         load_average_begin=list(os.getloadavg()),
         generator=text,
         revision=revision(clone) if clone is not None else "",
-        variables={
-            name: value
-            for name, value in sorted(os.environ.items())
-            if name.startswith(tuple(prefixes)) and name != MARK
-        },
+        variables={name: value for name, value in sorted(os.environ.items()) if name.startswith(tuple(prefixes))},
     )

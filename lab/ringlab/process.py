@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -30,7 +30,8 @@ from typing import IO, Any, Self
 import psutil
 
 from ringlab import figures, results, sock_diag
-from ringlab.manifest import APPLICATIONS, MARK, RUN_MARK, Arm, last_line
+from ringlab.guarded import Guarded
+from ringlab.manifest import APPLICATIONS, Arm, last_line
 
 HOST = "127.0.0.1"
 PIDFD_GETFD = 438
@@ -54,8 +55,7 @@ PORT_MAX = 65535
 MEMORY_LOOK_S = 0.1
 """At this interval, looking costs a few parts in ten thousand of a CPU."""
 MEMORY_LOOKS_PER_TREE = 30
-"""Finding new processes with the server's mark reads about every process of the machine."""
-NUMBERS = itertools.count()
+"""Where the kernel doesn't list children, finding new processes reads about every process of the machine."""
 RUN_MODULE = """\
 import runpy, sys
 folder, module = sys.argv[1:3]
@@ -129,58 +129,12 @@ def descendants(pid: int) -> list[int]:
     return found[1:]
 
 
-def marked(mark: str = RUN_MARK) -> Iterator[int]:
-    """Yield the PIDs of the processes with a mark: those of this run, or of one Child in it."""
-    variable = f"\0{MARK}={mark}".encode()
-    wanted = (variable + b"\0", variable + b"/")
-    # All processes of the machine are looked at, several times for each sample.
-    for pid in psutil.pids():
-        try:
-            with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
-                variables = b"\0" + file.read() + b"\0"
-        except OSError:
-            continue
-        if any(each in variables for each in wanted):
-            yield pid
-
-
-def end_marked(mark: str = RUN_MARK) -> None:
-    """Kill the processes with a mark, and what they start meanwhile."""
-    deadline = time.monotonic() + PROBE_TIMEOUT_S  # A process that is stuck in the kernel might never end.
-    while (pids := [pid for pid in marked(mark) if pid != os.getpid()]) and time.monotonic() < deadline:
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.001)
-
-
 def module_command(module: str, *words: str) -> list[str]:
     """Return the command that runs a module of this package, found as it is here, also where it isn't installed.
 
     `python -m` would look for all modules in the current folder first, which may be anyone's.
     """
     return [sys.executable, "-P", "-c", RUN_MODULE, str(Path(__file__).parents[1]), module, *words]
-
-
-@contextlib.contextmanager
-def guarded() -> Iterator[None]:
-    """End everything of this run at the end of the block, and where this process is killed within it; raise OSError.
-
-    The kernel ends only direct children with their parent (die_with_parent), and not those that servers fork.
-    """
-    # Only this process holds the other end of the pipe, so that it is closed however this process ends.
-    with subprocess.Popen(
-        module_command("ringlab.guardian", RUN_MARK),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    ) as guardian:
-        try:
-            yield
-        finally:
-            end_marked()
-            guardian.kill()
 
 
 def said(stderr: IO[bytes]) -> str:
@@ -215,21 +169,18 @@ class Reader:
 
 
 class Child:
-    """A process of an arm in its own session, with everything that it starts."""
+    """A process of an arm, with everything that it starts."""
 
     def __init__(self, arm: Arm, command: list[str], see: Callable[[str], None] = lambda line: None) -> None:
         """Start it; raise SampleFailed."""
-        self.mark = f"{RUN_MARK}/{next(NUMBERS)}"
         try:
-            self.process = subprocess.Popen(
-                [*die_with_parent(), *command],
+            self.process = Guarded(
+                command,
                 cwd=arm.folder,
-                env=arm.child_environment() | {MARK: self.mark},
+                env=arm.run_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                # Ctrl-C is for the lab, which ends its children itself; and all of a group can be ended at once.
-                start_new_session=True,
             )
         except (OSError, ValueError) as error:  # ValueError: a word with a null in it.
             why = error.strerror if isinstance(error, OSError) else error
@@ -240,11 +191,8 @@ class Child:
         self.stderr = Reader(self.process.stderr)
 
     def end(self) -> None:
-        """Kill whatever is left of it: its session, and processes that have left the session."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        end_marked(self.mark)
-        self.process.wait()
+        """Kill whatever is left of it."""
+        self.process.end()
         self.drain()
 
     def drain(self) -> None:
@@ -304,15 +252,15 @@ class Server:
         self.stop()
 
     @property
-    def process(self) -> "subprocess.Popen[bytes]":
-        """That was started."""
+    def process(self) -> Guarded:
+        """The one that was started, as the child of its guardian."""
         assert self.child is not None
         return self.child.process
 
     @property
     def pid(self) -> int:
         """Of the process that was started."""
-        return self.process.pid
+        return self.process.first
 
     @property
     def lines(self) -> list[str]:
@@ -367,18 +315,16 @@ class Server:
         return f"; its last line: {results.shorten(words, 300)}" if words else ""
 
     @property
-    def mark(self) -> str:
-        """Of its processes."""
-        assert self.child is not None
-        return self.child.mark
+    def guardian(self) -> int:
+        """The PID of the process below which is all that serves, also what has left the tree of the first process."""
+        return self.process.pid
 
     def tree(self) -> list[int]:
         """Return the PIDs of all that serves: the process, its descendants, and what has left its tree, as daemons do."""
         try:
-            found = descendants(self.pid)
+            return sorted(descendants(self.guardian), key=lambda pid: pid != self.pid)
         except psutil.NoSuchProcess:
             return []
-        return list(dict.fromkeys([self.pid, *found, *marked(self.mark)]))
 
     def threads(self) -> int:
         """Return how many threads serve, those of the kernel that belong to the process among them."""
@@ -462,9 +408,7 @@ class MemoryWatch:
             if number % MEMORY_LOOKS_PER_TREE == 0:
                 self.pids = self.server.tree() or self.pids
             if self.look() > self.limit_bytes:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(self.server.pid, signal.SIGKILL)
-                end_marked(self.server.mark)  # What has left its session.
+                self.server.process.kill()
                 return
 
     def look(self) -> int:
@@ -476,6 +420,17 @@ class MemoryWatch:
         found = pages * os.sysconf("SC_PAGE_SIZE")
         self.most_bytes = max(self.most_bytes, found)
         return found
+
+
+def run_delay_s(pids: Iterable[int]) -> float:
+    """Return how long the threads of processes were ready to run and had no CPU, in seconds (Documentation/scheduler/sched-stats.rst)."""
+    found_ns = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                with contextlib.suppress(OSError, IndexError):
+                    found_ns += int(Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()[1])
+    return found_ns / 1e9
 
 
 def run_program(arm: Arm, command: list[str], limit_s: float) -> dict[str, Any]:
@@ -580,21 +535,40 @@ def check_owner(server: Server, client: socket.socket | None, wait_s: float = 0.
     while (inodes := inodes_of(server, client)) <= {"0"} and time.monotonic() < deadline:
         time.sleep(ACCEPT_LOOK_S)
     own = set(server.tree())
-
-    def owners(pids: Iterable[int]) -> set[int]:
-        found = set()
-        for pid in pids:
-            with contextlib.suppress(OSError):
-                if any(inode in inodes for _, inode in socket_descriptors(pid)):
-                    found.add(pid)
-        return found
-
     # No descriptor was found: io_uring can hold sockets without descriptors.
-    if inodes and not owners(own):
+    if inodes and not owners(own, inodes):
         # A child that the server has started for the connection may be younger than `own`.
-        for pid in owners(set(psutil.pids()) - own) - set(server.tree()):
+        for pid in owners(set(psutil.pids()) - own, inodes) - set(server.tree()):
             does = "listens on" if client is None else "has accepted a connection at"
             raise SampleFailed(f"process {pid}, which isn't the server's, {does} port {server.port}")
+
+
+def owners(pids: Iterable[int], inodes: Container[str]) -> set[int]:
+    """Return which of these processes have a descriptor of one of these sockets."""
+    found = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            if any(inode in inodes for _, inode in socket_descriptors(pid)):
+                found.add(pid)
+    return found
+
+
+def check_owners(server: Server) -> None:
+    """Raise SampleVoid where a process that isn't the server's has accepted connections, whether or not the server has them, too.
+
+    Whatever it does for them would count as nothing.
+    """
+    try:
+        inodes = set(map(str, sock_diag.connected(server.port))) if sock_diag.in_own_network(server.pid) else set()
+    except OSError:
+        return
+    for pid in owners(set(psutil.pids()) - set(server.tree()) - {os.getpid()}, inodes) - set(server.tree()):
+        name = "of another user"
+        with contextlib.suppress(psutil.Error):
+            name = psutil.Process(pid).name()
+        raise SampleVoid(
+            f"process {pid} ({name}) has connections to the server and isn't below it, so its CPU time is unknown"
+        )
 
 
 def check_equal(name: str, declared: Any, found: Any, differs: str) -> results.Check:
@@ -676,7 +650,7 @@ def check_connection(server: Server) -> list[results.Check]:
                 return checks
             # The answer shows that the server has the connection in hand.
             first_answer(server, client, 1 if server.kind == "http" else len(greeting))
-            # What has left the server's tree, and its environment as well, wouldn't be accounted for.
+            # A process that isn't below the server's guardian wouldn't be accounted for.
             check_owner(server, client)
             return check_accepted(server, client)
     except OSError as error:

@@ -22,7 +22,7 @@ SOCKET_ID = struct.Struct("!HH16s16s4x8s")
 NO_COOKIE = b"\xff" * 8
 STATE_OFFSET, INODE_OFFSET = 1, 68
 """In struct inet_diag_msg."""
-TCP_LISTEN = 10
+TCP_ESTABLISHED, TCP_LISTEN = 1, 10
 ALL_STATES = 0xFFFFFFFF
 
 Found = list[tuple[int, int]]
@@ -36,9 +36,19 @@ def in_own_network(pid: int) -> bool:
 
 def listening(port: int) -> set[int]:
     """Return the inodes of the sockets that listen at a port. Raise OSError where the kernel can't be asked."""
+    return at_port(port, TCP_LISTEN)
+
+
+def connected(port: int) -> set[int]:
+    """Return the inodes of the connections at a local port that have been accepted. Raise OSError where the kernel can't be asked."""
+    return at_port(port, TCP_ESTABLISHED) - {0}
+
+
+def at_port(port: int, state: int) -> set[int]:
+    """Return the inodes of the sockets at a local port in a state."""
     wanted = SOCKET_ID.pack(port, 0, b"", b"", NO_COOKIE)
     families = (socket.AF_INET, socket.AF_INET6)
-    return {inode for family in families for _, inode in ask(family, 1 << TCP_LISTEN, wanted, NLM_F_DUMP)}
+    return {inode for family in families for _, inode in ask(family, 1 << state, wanted, NLM_F_DUMP)}
 
 
 def other_end(client: socket.socket) -> int:

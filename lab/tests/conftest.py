@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -115,6 +116,19 @@ def make_targets(tmp_path: Path) -> MakeTargets:
         return folder
 
     return make
+
+
+@pytest.fixture
+def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Start a worker that no server has started, and return its PID."""
+    path = tmp_path / "worker"
+    monkeypatch.setenv("FAKE_OUTSIDE", str(path))
+    words = [sys.executable, "-IS", str(FAKES / "worker.py"), str(path)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as worker:
+        assert worker.stdout is not None
+        worker.stdout.readline()
+        yield worker.pid
+        worker.kill()
 
 
 class SilentProgress:

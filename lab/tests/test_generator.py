@@ -8,8 +8,8 @@ import psutil
 import pytest
 
 from conftest import MakeTargets, children
-from ringlab import generator, manifest
-from ringlab.process import SampleFailed, Server
+from ringlab import execution, generator, manifest
+from ringlab.process import SampleFailed, Server, verify
 
 
 def script(path: Path, text: str) -> Path:
@@ -141,3 +141,20 @@ def test_work_of_processes_that_begin_and_end_meanwhile_counts(make_targets: Mak
     assert result["server"]["error"] is None
     assert children_s > used.user + used.system
     assert result["server"]["cpu_ns"] / 1e9 > 0.5 * children_s
+
+
+def test_the_work_of_a_hidden_worker_counts(make_targets: MakeTargets) -> None:
+    """It has no parent, session or environment of the server's, and is handed each connection. It works 1 ms for each message."""
+    (arm,) = manifest.discover(make_targets(one=1.0, faults={"one": "hands-over"}))
+    with Server(arm, "echo", 1) as server:
+        verify(server)  # It has answered then.
+        (worker,) = set(server.tree()) - {server.pid}
+        assert psutil.Process(worker).environ() == {}
+        assert psutil.Process(worker).ppid() == server.guardian
+        load = ["--connections", "2", "--size", "64", "--warm-up", "0.1", "--window", "1", "--timeout", "50"]
+        words = ["echo", "--address", server.address, *load, *execution.account_words(server)]
+        result = generator.run(generator.find(), words, 60.0)
+    assert result["errors"] == {}
+    assert result["server"]["error"] is None
+    assert set(result["server"]["processes"]) == {server.pid, worker}
+    assert result["server"]["cpu_ns"] > 0.5e6 * result["operations"] > 0

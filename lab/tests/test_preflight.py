@@ -134,3 +134,24 @@ def test_the_real_machine_is_described() -> None:
     assert found.memory_bytes > 0
     assert found.kernel
     assert preflight.check_loopback().status == "ok"
+
+
+def test_what_waits_for_a_cpu_now_is_told(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The load average says what was a minute ago; it is asked only where the kernel counts no pressure."""
+    total = 0
+
+    def sleep(seconds: float) -> None:
+        nonlocal total
+        total += round(0.4 * 1e6 * seconds)
+        files["/proc/pressure/cpu"] = f"some avg10=0.00 avg60=0.00 avg300=0.00 total={total}\nfull total=5"
+
+    monkeypatch.setattr(preflight.time, "sleep", sleep)
+    monkeypatch.setattr(preflight.os, "getloadavg", lambda: (99.0, 0.0, 0.0))
+    assert "load average 99.00" in preflight.check_load().text
+    found = preflight.check_load()
+    assert (found.status, found.text) == (
+        "warning", "something waits for a CPU 40% of the time: other programs are running"
+    )  # fmt: skip
+    files["/proc/pressure/cpu"] = "some avg10=90.00 avg60=0.00 avg300=0.00 total=7"
+    monkeypatch.setattr(preflight.time, "sleep", lambda seconds: None)
+    assert preflight.check_load().status == "ok"

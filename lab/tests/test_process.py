@@ -19,7 +19,7 @@ import pytest
 from click.testing import CliRunner
 
 from conftest import CALL_SOON, FAST, MakeTargets, command_of, lives, wait_until_gone
-from ringlab import cli, execution, manifest, process, session, system_calls
+from ringlab import cli, execution, guarded, manifest, process, session, system_calls
 
 pytestmark = [pytest.mark.usefixtures("fake_load"), pytest.mark.timeout(300)]
 
@@ -30,6 +30,14 @@ def wait_for(path: Path, started: "subprocess.Popen[str]") -> str:
         assert started.poll() is None, started.communicate()[0]
         time.sleep(0.02)
     return path.read_text()
+
+
+def command_line(pid: int) -> str:
+    """Return the command line of a process, nothing if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
 
 
 def child_of(server: process.Server) -> int:
@@ -104,33 +112,38 @@ def test_another_server_at_the_port_is_not_measured(make_targets: MakeTargets, m
             process.verify(server)
 
 
-def test_a_worker_that_has_left_the_servers_tree_is_one_of_its_processes(make_targets: MakeTargets) -> None:
-    (arm,) = manifest.discover(make_targets(one=1.0, faults={"one": "worker-leaves"}))
+@pytest.mark.parametrize("fault", ["worker-leaves", "bare-worker-leaves", "hands-over"])
+def test_a_worker_that_has_left_the_servers_tree_is_one_of_its_processes(fault: str, make_targets: MakeTargets) -> None:
+    """The second has an empty environment and a session of its own, and so has the third, which is handed each connection."""
+    (arm,) = manifest.discover(make_targets(one=1.0, faults={"one": fault}))
     with process.Server(arm, "echo", 1) as server:
         process.verify(server)
         assert len(server.tree()) == len(set(server.tree())) == 2
-        words = execution.account_words(server)
-        assert words[1] == str(server.pid)
-        variable = words[3].encode()
-        for pid in server.tree():
-            assert variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        assert server.tree()[0] == server.pid
+        assert execution.account_words(server) == [
+            "--account", str(server.pid), "--account-below", str(server.guardian)
+        ]  # fmt: skip
+        workers = set(server.tree()) - {server.pid}
+    wait_until_gone(workers.pop())
 
 
-@pytest.mark.parametrize("kind", ["echo", "discard", "asgi", "wsgi"])
-def test_a_worker_that_has_left_its_mark_as_well_is_not_measured(
-    kind: str, make_targets: MakeTargets, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It accepts late, and what is declared of its sockets isn't what finds it."""
-    monkeypatch.setattr(process, "ACCEPT_TIMEOUT_S", 60.0)
-    (arm,) = manifest.discover(make_targets(one=1.0, faults={"one": "bare-worker-leaves"}))
+def test_a_worker_that_the_server_has_not_started_is_not_measured(outside: int, make_targets: MakeTargets) -> None:
+    """Nor is what is declared of its sockets what finds it."""
+    (arm,) = manifest.discover(make_targets(one=1.0, faults={"one": "hands-outside"}))
     arm = replace(arm, declares=replace(arm.declares, nodelay=None))
-    with (
-        pytest.raises(
-            process.SampleFailed, match=r"process \d+, which isn't the server's, has accepted a connection at port"
-        ),
-        process.Server(arm, kind, 1, "plaintext") as server,
-    ):
+    message = f"process {outside}, which isn't the server's, has accepted a connection at port"
+    with pytest.raises(process.SampleFailed, match=message), process.Server(arm, "echo", 1) as server:
         process.verify(server)
+
+
+def test_nothing_in_a_servers_environment_is_of_the_lab(
+    make_targets: MakeTargets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RINGLAB_PYTHON", sys.executable)
+    (arm,) = manifest.discover(make_targets(one=1.0))
+    with process.Server(arm, "echo", 1) as server:
+        variables = Path(f"/proc/{server.pid}/environ").read_text().split("\0")
+    assert [each for each in variables if "RINGLAB" in each.upper()] == []
 
 
 def test_a_worker_that_has_left_the_servers_tree_and_takes_too_much_memory_is_ended(make_targets: MakeTargets) -> None:
@@ -149,10 +162,11 @@ def test_a_worker_that_has_left_the_servers_tree_and_takes_too_much_memory_is_en
 
 def test_a_program_that_starts_others_ends_with_them(make_targets: MakeTargets) -> None:
     (arm,) = manifest.discover(make_targets(one=1.0))
-    inner = "setsid sleep 600 & echo child $! >&2; sleep 600"
+    before = set(process.psutil.pids())
+    inner = "setsid sleep 600.25 & sleep 600.25"
     with pytest.raises(process.SampleFailed, match="it didn't end within 0 s"):
         process.run_program(arm, ["sh", "-c", inner], 0.3)
-    assert list(process.marked()) == []
+    assert [pid for pid in set(process.psutil.pids()) - before if "600.25" in command_line(pid)] == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -193,17 +207,15 @@ def test_what_was_started_ends_with_a_lab_that_is_killed(what: str, make_targets
 
 KILLED_LAB = """
 import os, signal, subprocess
-from ringlab import manifest, process
-with process.guarded():
-    environment = os.environ | {manifest.MARK: manifest.RUN_MARK}
-    child = subprocess.Popen(["sleep", "600"], env=environment, stdout=subprocess.DEVNULL, start_new_session=True)
-    print(child.pid, flush=True)
-    os.kill(os.getpid(), signal.SIGKILL)
+from ringlab import guarded
+child = guarded.Guarded(["sleep", "600"], stdout=subprocess.DEVNULL)
+print(child.first, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
 def test_the_guardian_runs_nothing_from_the_current_folder(tmp_path: Path) -> None:
-    for name in ("runpy", "struct", "psutil", "ringlab"):
+    for name in ("contextlib", "ctypes", "struct", "ringlab"):
         (tmp_path / f"{name}.py").write_text(f"open('{name}-was-imported', 'w')\nraise SystemExit\n")
     command = [sys.executable, "-P", "-c", KILLED_LAB]
     lab = subprocess.run(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, check=False)
@@ -237,16 +249,17 @@ def test_what_has_just_begun_ends_with_the_lab(
         "detect": '[detect]\ncommands = ["sleep 600"]\nneeds = "a rest"\ninstall = "none"\n',
         "build": '[build]\ncommand = "sleep 600"\nartefact = "none"\n',
     }[what])  # fmt: skip
-    begun: list[subprocess.Popen[bytes]] = []
+    begun: list[guarded.Guarded] = []
 
-    class Interrupted(subprocess.Popen):  # type: ignore[type-arg]
-        def __init__(self, command: list[str], **options: object) -> None:
-            super().__init__(command, **options)  # type: ignore[call-overload]
-            if "sleep 600" in command:
-                begun.append(self)
-                raise KeyboardInterrupt
+    popen = subprocess.Popen.__init__
 
-    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    def interrupted(self: guarded.Guarded, command: list[str], **options: Any) -> None:
+        popen(self, command, **options)
+        if "sleep 600" in command:
+            begun.append(self)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess.Popen, "__init__", interrupted)
     words = ("run", CALL_SOON, *FAST, "--targets-folder", folder, "--output", tmp_path / "out")
     found = CliRunner().invoke(cli.main, list(map(str, words)))
     assert found.exit_code == session.EXIT_INTERRUPTED, found.output

@@ -1,7 +1,7 @@
 //! The cost of the server's processes: CPU time, context switches, threads, memory.
 //!
-//! A process counts with its descendants, including those that start or end during the run, and those that have left its tree
-//! but not what marks them. CPU time comes from the processes' CPU clocks, in ns, and that of ended children from /proc, in
+//! A process counts with its descendants, including those that start or end during the run, and everything else below a process
+//! that adopts what has left its tree (PR_SET_CHILD_SUBREAPER in prctl(2)). CPU time comes from the processes' CPU clocks, in ns, and that of ended children from /proc, in
 //! ticks. The clock of a busy process may lag by a tick of the kernel (1 to 10 ms). Both are read at the instants at which the
 //! window opens and closes. To find the processes, and to read the rest of /proc, takes longer; that is done before the window
 //! opens and after it closes.
@@ -32,12 +32,12 @@ pub(crate) struct NoProcess {
     source: io::Error,
 }
 
-/// The processes of the server that were named. Their descendants count as well, and so do later processes with the mark, a
-/// variable of the environment as NAME=VALUE: one whose parent has ended is nobody's descendant.
+/// The processes of the server that were named. Their descendants count as well, and so do those of the process that adopts what
+/// has left their tree, which itself doesn't count.
 #[derive(Debug)]
 pub(crate) struct Account {
     pids: Vec<i32>,
-    mark: Option<String>,
+    below: Option<i32>,
 }
 
 /// The figures of /proc, summed over all processes. Times include those of ended children that were waited for.
@@ -81,8 +81,9 @@ impl Kinship {
 
 impl Details {
     /// Whether one of these processes, which have ended since, had no parent that waited for it, or one that doesn't count. The
-    /// kernel waits in the place of a process that ignores SIGCHLD, and forgets the CPU time.
-    fn lost(&self, ended: impl Iterator<Item = i32>, later: &Self) -> bool {
+    /// kernel waits in the place of a process that ignores SIGCHLD, and forgets the CPU time. What `below` has adopted meanwhile it
+    /// has waited for.
+    fn lost(&self, ended: impl Iterator<Item = i32>, later: &Self, below: Option<i32>) -> bool {
         let mut expected: HashMap<i32, u64> = HashMap::new();
         for (pid, one) in ended.filter_map(|pid| Some((pid, self.kinship.get(&pid)?))) {
             let mut heir = one.parent;
@@ -98,13 +99,21 @@ impl Details {
                 *expected.entry(heir).or_default() += one.faults;
             }
         }
-        expected.iter().any(|(heir, &faults)| {
-            let waited = |details: &Self| {
-                let kinship = details.kinship.get(heir);
-                kinship.map_or(0, |kinship| kinship.waited_faults)
+        let waited = |heir: i32| {
+            let of = |details: &Self| {
+                details
+                    .kinship
+                    .get(&heir)
+                    .map_or(0, |one| one.waited_faults)
             };
-            waited(later).saturating_sub(waited(self)) < faults
-        })
+            of(later).saturating_sub(of(self))
+        };
+        let adopted = below.map_or(0, |below| {
+            let own = expected.get(&below).copied().unwrap_or_default();
+            waited(below).saturating_sub(own)
+        });
+        let missing = |(&heir, &faults): (&i32, &u64)| faults.saturating_sub(waited(heir));
+        expected.iter().map(missing).sum::<u64>() > adopted
     }
 
     /// The switches since `earlier` of all threads that still exist.
@@ -139,6 +148,7 @@ pub(crate) struct Readings {
     cpu_end: Option<CpuTimes>,
     details_begin: Option<Details>,
     details_end: Option<Details>,
+    below: Option<i32>,
     /// Why something is missing.
     error: Option<String>,
 }
@@ -155,13 +165,17 @@ impl Readings {
         // A server may have a child for each connection, which ends with it, and none at this instant. No connection of this
         // thread ends while it reads, so the second reading finds those that began during the first.
         account.everything();
+        self.below = account.below;
         self.details_begin = self.noted(account.details());
     }
 
     /// The fast readings at the instant at which the window opens.
     pub(crate) fn open(&mut self, account: &Account) {
-        let pids = self.details_begin.as_ref().map(|details| &details.pids);
-        let cpu = pids.map(|pids| account.cpu_times(pids));
+        let pids = self.details_begin.as_ref().map(|details| {
+            let pids = details.pids.iter().copied();
+            pids.chain(account.below).collect::<Vec<_>>()
+        });
+        let cpu = pids.map(|pids| account.cpu_times(&pids));
         self.cpu_begin = cpu.and_then(|cpu| self.noted(cpu));
     }
 
@@ -237,7 +251,7 @@ impl Readings {
         // Many a child has ended before the window, which is later than this reading.
         let seen = before.kinship.keys();
         let ended = seen.filter(|pid| !end.contains_key(pid));
-        if before.lost(ended.copied(), after) {
+        if before.lost(ended.copied(), after, self.below) {
             return Err(
                 "a child process ended, and the server hasn't waited for it (it may ignore SIGCHLD), so its CPU time is lost",
             );
@@ -248,13 +262,12 @@ impl Readings {
 }
 
 impl Account {
-    /// Accounts for the processes with these numbers, and those with the mark.
-    pub(crate) fn open(pids: &[i32], mark: Option<&str>) -> Result<Self, NoProcess> {
+    /// Accounts for the processes with these numbers, and those below that one.
+    pub(crate) fn open(pids: &[i32], below: Option<i32>) -> Result<Self, NoProcess> {
         let mut pids = pids.to_vec();
         pids.sort_unstable();
         pids.dedup();
-        let mark = mark.map(str::to_owned);
-        let account = Self { pids, mark };
+        let account = Self { pids, below };
         account.cpu_times(&account.pids)?;
         Ok(account)
     }
@@ -263,12 +276,16 @@ impl Account {
         self.pids.is_empty()
     }
 
-    /// The CPU time so far of each of these processes. A process that is gone is left out, unless it was named.
+    /// The CPU time so far of each of these processes: that of `below` only of what it has waited for. A process that is gone is
+    /// left out, unless it was named.
     fn cpu_times(&self, pids: &[i32]) -> Result<CpuTimes, NoProcess> {
         // A child that ends between the two is missing. That happens as often when the window opens as when it closes; in the
         // other order it would count twice.
         let waited: Vec<u64> = pids.iter().map(|&pid| waited_ns(pid)).collect();
         let time = |(&pid, waited_ns): (&i32, u64)| {
+            if Some(pid) == self.below {
+                return Some(Ok((pid, waited_ns)));
+            }
             let read = Clock::of_process(pid).and_then(Clock::read_ns);
             let time = self.unless_gone(pid, read);
             time.map(|own_ns| Some((pid, own_ns? + waited_ns)))
@@ -349,23 +366,14 @@ impl Account {
             children.entry(one.parent).or_default().push(pid);
         }
         add_descendants(&mut found, &mut children);
-        if let Some(mark) = &self.mark {
-            let named = self.pids.iter().filter_map(|pid| all.get(pid));
-            let first = named.map(|one| one.began).min().unwrap_or(u64::MAX);
-            // Reading an environment takes longer, so those of older processes aren't read.
-            let later = all
-                .iter()
-                .filter(|(pid, one)| one.began >= first && !found.contains(pid));
-            let marked: Vec<i32> = later
-                .map(|(&pid, _)| pid)
-                .filter(|&pid| is_marked(pid, mark))
-                .collect();
-            found.extend(marked);
-            add_descendants(&mut found, &mut children);
+        if let Some(below) = self.below {
+            let mut others = vec![below];
+            add_descendants(&mut others, &mut children);
+            found.extend(others.into_iter().skip(1));
         }
         found.sort_unstable();
         found.dedup();
-        all.retain(|pid, _| found.binary_search(pid).is_ok());
+        all.retain(|pid, _| Some(*pid) == self.below || found.binary_search(pid).is_ok());
         (found, all.into_iter().collect())
     }
 
@@ -419,15 +427,6 @@ fn add_descendants(found: &mut Vec<i32>, children: &mut HashMap<i32, Vec<i32>>) 
         }
         next += 1;
     }
-}
-
-/// Whether a process was started with the mark, or with one within it, which has a slash and more at its end.
-fn is_marked(pid: i32, mark: &str) -> bool {
-    let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-    environment.split(|&byte| byte == 0).any(|variable| {
-        let rest = variable.strip_prefix(mark.as_bytes());
-        rest.is_some_and(|rest| rest.is_empty() || rest[0] == b'/')
-    })
 }
 
 fn invalid(what: &str) -> io::Error {

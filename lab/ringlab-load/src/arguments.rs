@@ -392,10 +392,10 @@ pub(crate) struct Common {
     #[arg(long, value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
     pub(crate) account: Vec<i32>,
 
-    /// Variable in the environment of the server. With --account, what was started later with the same value, or with that, a slash and more,
-    /// counts as well, such as a process whose parent has ended
-    #[arg(long, value_name = "NAME=VALUE", requires = "account")]
-    pub(crate) account_mark: Option<String>,
+    /// Process that adopts what the server's processes leave behind (PR_SET_CHILD_SUBREAPER). With --account, all that is below it counts
+    /// as well, but not the process itself
+    #[arg(long, value_name = "PID", requires = "account", value_parser = clap::value_parser!(i32).range(1..))]
+    pub(crate) account_below: Option<i32>,
 }
 
 /// The size of messages.
@@ -737,7 +737,7 @@ impl Ceiling {
             max_operations: None,
             seed: 1,
             account: vec![pid],
-            account_mark: None,
+            account_below: None,
         }
     }
 }
@@ -773,7 +773,7 @@ impl Common {
             seed: self.seed,
             spin_ns: u64::from(measuring.spin_us) * 1000,
             account: self.account.clone(),
-            account_mark: self.account_mark.clone(),
+            account_below: self.account_below,
             beside: None,
             hdr: measuring.hdr,
         }

@@ -93,7 +93,7 @@ pub(crate) fn run<E: Exchange>(
             limit,
         });
     }
-    let account = Account::open(&settings.account, settings.account_mark.as_deref())?;
+    let account = Account::open(&settings.account, settings.account_below)?;
     let shared = Shared::new(settings.threads, failures);
     let mut control = Control::new(settings, &shared, &account, interrupted);
     control.record.readings[0].rest(&account)?;

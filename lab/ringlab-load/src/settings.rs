@@ -45,8 +45,8 @@ pub(crate) struct Settings {
     /// How long to poll for events before sleeping.
     pub(crate) spin_ns: u64,
     pub(crate) account: Vec<i32>,
-    /// The mark of further processes of the server, as NAME=VALUE.
-    pub(crate) account_mark: Option<String>,
+    /// The process below which is all of the server.
+    pub(crate) account_below: Option<i32>,
     /// Requests beside the measured ones, if any.
     pub(crate) beside: Option<Beside>,
     /// Print the histograms.

@@ -19,6 +19,7 @@ connection, _ = listener.accept()
 while data := connection.recv(65536):
     connection.sendall(data)
 """
+WORKER = os.path.join(os.path.dirname(__file__), "worker.py")
 LEAKED: list[bytearray] = []
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 13\r\n\r\nHello, World!"
 
@@ -59,6 +60,20 @@ def serve(connection: socket.socket, options: Options, number: int) -> None:
         if options.what == "discard":
             lie = options.fault == "miscounts" or (options.fault == "miscounts-later" and number > 1)
             connection.sendall(b"%d\n" % (1000 if lie else received))
+
+
+def hidden_worker() -> socket.socket:
+    """Start a worker that has nothing of this process: no parent, no session, no environment; return what connections go over."""
+    own, other = socket.socketpair()
+    with other:
+        if os.fork() == 0:
+            if os.fork() == 0:
+                os.setsid()
+                os.set_inheritable(other.fileno(), True)
+                os.execve(sys.executable, [sys.executable, "-IS", WORKER, str(other.fileno())], {})
+            os._exit(0)
+        os.wait()
+    return own
 
 
 def main() -> None:
@@ -111,10 +126,21 @@ def main() -> None:
         if options.fault == "bare-worker-leaves":
             os.set_inheritable(listener.fileno(), True)
             os.execve(sys.executable, [sys.executable, "-c", BARE_ECHO, str(listener.fileno())], {})
-    number = 0
+    worker, first_handed, number = None, 1, 0
+    if options.fault == "hands-over":
+        worker = hidden_worker()
+    if options.fault == "hands-outside":
+        worker = socket.socket(socket.AF_UNIX)
+        worker.connect(os.environ["FAKE_OUTSIDE"])
+        first_handed = int(os.environ.get("FAKE_OUTSIDE_FROM", "1"))
     while True:
         connection, _ = listener.accept()
         number += 1
+        if worker is not None and number >= first_handed:
+            with connection:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                socket.send_fds(worker, [b"1"], [connection.fileno()])
+            continue
         threading.Thread(target=serve, args=(connection, options, number), daemon=True).start()
 
 

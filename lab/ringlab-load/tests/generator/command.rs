@@ -208,22 +208,54 @@ fn children_that_end_in_the_window_count_as_far_as_they_worked_in_it() {
 }
 
 #[test]
-fn a_process_that_has_left_the_servers_tree_counts_by_its_mark() {
-    // The shell between them has ended before it is ready. The first one reads an output that only it has.
-    let ended = "while grep -q . /proc/$BETWEEN/environ; do :; done";
-    let work = format!("{ended} 2>&5; echo ready; read x; {WORK}; echo done; read x");
-    let between = "BETWEEN=$$ MARK=here/1 sh -c \"$0\" <&3 5>&1 >&4 &";
-    let script = format!("exec 3<&0 4>&1; : $(sh -c '{between}' '{work}')");
-    for (mark, counts) in [("MARK=here", true), ("MARK=her", false)] {
-        let mut server = Script::start(&script);
-        let pid = server.pid();
-        let options = ["--account", &pid, "--account-mark", mark];
-        let result = result_while(&options, || {
-            server.ask();
+fn a_process_that_has_left_the_servers_tree_counts_below_the_one_that_adopts_it() {
+    // It is ready when its parent, a child of the server, has ended.
+    let script = |ends: bool| {
+        let end = if ends { "os._exit(0)" } else { "pass" };
+        format!(
+            "exec python3 -c '
+import ctypes, os, signal
+ctypes.CDLL(None).prctl(36, 1)
+adopts = os.getpid()
+server = os.fork()
+if server == 0:
+    server = os.getpid()
+    if os.fork() == 0:
+        if os.fork() == 0:
+            os.setsid()
+            while os.getppid() != adopts:
+                pass
+            print(\"ready\", server, sep=\"\\n\", flush=True)
+            os.read(0, 100)
+            sum(range(10_000_000))
+            {end}
+            print(\"done\", flush=True)
+            os.read(0, 100)
+        os._exit(0)
+    os.wait()
+    signal.pause()
+os.wait()
+print(\"ended\", flush=True)
+os.read(0, 100)
+os.kill(server, 9)
+'"
+        )
+    };
+    for (ends, counts) in [(false, true), (true, true), (false, false)] {
+        let mut adopts = Script::start(&script(ends));
+        let (below, pid) = (adopts.pid(), adopts.hear());
+        let options = ["--account", &pid, "--account-below", &below];
+        let options = &options[..if counts { 4 } else { 2 }];
+        let result = result_while(options, || {
+            adopts.ask();
         });
-        assert!(result["server"]["error"].is_null(), "{result}");
-        let cpu_ns = result["server"]["cpu_ns"].as_u64().unwrap();
-        assert_eq!(cpu_ns > 10_000_000, counts, "{mark}: {result}");
+        let server = &result["server"];
+        assert!(server["error"].is_null(), "{ends}: {result}");
+        let cpu_ns = server["cpu_ns"].as_u64().unwrap();
+        assert_eq!(cpu_ns > 10_000_000, counts, "{ends}: {result}");
+        let processes = server["processes"].as_array().unwrap();
+        let adopting = below.parse::<u32>().unwrap().into();
+        assert!(!processes.contains(&adopting), "{ends}: {result}");
     }
 }
 
