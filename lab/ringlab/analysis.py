@@ -5,6 +5,7 @@ import math
 import statistics as averages
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from hdrh.histogram import HdrHistogram
 
@@ -29,6 +30,8 @@ TOLD_MAX = 11.0
 """A ratio further off is told as nothing known."""
 PRAISE = {"us": ("fastest", "costs"), "ns": ("fastest", "takes"), "bytes": ("smallest", "needs")}
 """What the best arm is by the unit of its figure, and what the others do."""
+WAITED_MAX = 0.05
+"""The share of a window that servers may wait for a CPU: each arm in its median sample."""
 RATE_KEPT = 0.97
 """The share of the offered rate that counts as kept up with."""
 HISTOGRAM_NS_MAX = 3_600_000_000_000
@@ -369,9 +372,9 @@ def control_of(cell: Cell, copies: Mapping[str, str], noise: statistics.Estimate
     original, copy = next(iter(copies.items()))
     failed = statistics.judge(noise, noise.p, statistics.MARGIN) in ("below", "above")
     low, high = noise.interval
-    return Control(
-        arm=copy, of=original, status="failed" if failed else "passed", ratio=noise.ratio, low=low, high=high
-    )
+    noisy = statistics.hidden_below(noise) > statistics.NOISY
+    status: Literal["passed", "failed", "too noisy"] = "failed" if failed else "too noisy" if noisy else "passed"
+    return Control(arm=copy, of=original, status=status, ratio=noise.ratio, low=low, high=high)
 
 
 def describe_noise(noise: statistics.Estimate | None, floor: float) -> str:
@@ -381,6 +384,9 @@ def describe_noise(noise: statistics.Estimate | None, floor: float) -> str:
         return f"no A/A arm was measured: {follows}"
     if noise.rounds < 2:
         return f"two copies of one arm were measured in one round only: {follows}"
+    hidden = statistics.hidden_below(noise)
+    if noise.rounds >= statistics.ROUNDS_MIN and hidden > statistics.NOISY:
+        follows = f"differences below {figures.percent(hidden)} don't show here"
     return f"two copies of one arm differ, the second has {figures.compared(noise.ratio, noise.interval)}: {follows}"
 
 
@@ -610,6 +616,29 @@ def grown(cell: Cell) -> list[str]:
     return found
 
 
+def disturbed(cell: Cell) -> list[str]:
+    """Say that others had the CPUs while samples were taken: what all arms waited for isn't of their own making."""
+    waited = [
+        [sample.figures["run_delay_share"] for sample in cell.measured(arm) if "run_delay_share" in sample.figures]
+        for arm in cell.arms
+    ]
+    shares = [share for each in waited for share in each]
+    least = min((averages.median(each) for each in waited if each), default=0.0)
+    pressure = [
+        sample.figures["pressure_share"]
+        for arm in cell.arms
+        for sample in cell.measured(arm)
+        if "pressure_share" in sample.figures
+    ]
+    if least <= WAITED_MAX:
+        return []
+    also = f"; something on the machine did for {figures.percent(averages.median(pressure))}" if pressure else ""
+    return [
+        f"servers were ready to run and had no CPU for {figures.percent(averages.median(shares))} of the time in the median sample, and for"
+        f" {figures.percent(max(shares))} in the worst{also}: other programs run on their CPUs"
+    ]
+
+
 def notes(cell: Cell, arms: Sequence[results.Arm]) -> list[str]:
     """Return what else a reader must know: limits of the load, void and failed samples, arms without figures."""
     found = []
@@ -622,6 +651,7 @@ def notes(cell: Cell, arms: Sequence[results.Arm]) -> list[str]:
             f"client-limited: {'all arms' if everyone else ', '.join(limited)}: the load generator was near its own limit, so rates"
             " are lower bounds and latencies include its own; CPU per operation remains valid"
         )
+    found += disturbed(cell)
     found += [f"{arm} took no part: {why}" for arm, why in cell.unable.items()]
     if cell.look is not None and cell.look.stopped:
         found.append(

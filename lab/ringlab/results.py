@@ -200,6 +200,7 @@ class Ceiling:
     client_cpu_fraction: float
     text: str = ""
     rates: Annotated[list[float | None], "By round; null where it failed."] = field(default_factory=list)
+    client_us_per_operation: Annotated[float, "Of its CPU, in the first round; 0 where it isn't known."] = 0.0
 
 
 @dataclass(kw_only=True)
@@ -290,7 +291,10 @@ class Control:
 
     arm: str
     of: str
-    status: Literal["passed", "failed"]
+    status: Annotated[
+        Literal["passed", "failed", "too noisy"],
+        "failed: the copies were told apart; too noisy: they weren't, and nor would be arms that differ by 10%.",
+    ]
     ratio: float
     low: float
     high: float

@@ -21,6 +21,7 @@ from typing import Any, Protocol, TypeGuard
 from ringlab import (
     analysis,
     execution,
+    figures,
     instruments,
     manifest,
     preflight,
@@ -35,7 +36,16 @@ from ringlab.process import SampleFailed, SampleVoid
 from ringlab.workloads import CellPlan
 
 FAILURES_MAX = 2
-"""After this many failures in a cell, an arm isn't tried again there: each failure may take the whole time limit."""
+"""After this many failures in a cell, or as many samples in a row that don't count, an arm isn't tried again there: each failure may
+take the whole time limit, and what answers wrongly twice does it again."""
+HIDDEN_SHARE = 1 / 3
+"""A server whose CPU time is below this share of what the kernel alone takes in the same cell doesn't do the work itself."""
+CEILING_SHARE = 1 / 8
+"""The same share of the load generator's own time, of which a part isn't the kernel's."""
+HIDDEN_CPU_S_MIN = 0.1
+"""Less CPU time in a window tells too little of how much of it was the kernel's: it is known in ticks."""
+LARGE_ECHOES = (16 * 1024, 64 * 1024)
+"""Bytes, as whole cells of longer runs send them: a quick run sends them once to each server."""
 CEILING_WINDOW_S = 1.0
 PROGRAM_GRACE_S = 60.0
 BIND_COUNT_FIRST = 200
@@ -107,6 +117,8 @@ class Race:
     """The same of this run."""
     unwritten: str = ""
     """Why the result couldn't be written the last time; it is tried again after every cell."""
+    wrong_echoes: dict[str, str] = field(default_factory=dict)
+    """By arm: how it answered large messages wrongly; nothing if it didn't."""
     ports_held: bool = False
     """Closed connections held many ports for longer than a single one holds its port."""
 
@@ -217,6 +229,11 @@ class Race:
                 current = cells[plan.name]
                 if not current.left_out:
                     self.run_cell(plan, current)
+            if unchecked := [cell.name for cell in self.result.cells if is_unchecked(cell)]:
+                self.note(
+                    f"{', '.join(unchecked)}: whether CPU time is hidden shows only in who holds the connections: no server in C took"
+                    " part that says what the kernel alone takes, and nor did the load generator's ceiling"
+                )
             self.result.run.complete = True
         except KeyboardInterrupt:
             self.result.run.interrupted = True
@@ -285,6 +302,8 @@ class Race:
             cell.parameters["offered_rate_per_s"] = rate
         if cell.of_http:
             self.probe(cell, contestants)
+        if plan.kind == "echo" and self.scale.name == "quick":
+            self.send_large(plan, contestants)
         if cell.ceiling is not None:
             cell.ceiling.rates = cell.ceiling.rates[:done]
         if plan.workload == "bind":
@@ -295,7 +314,7 @@ class Race:
                 self.note(f"{plan.name}: many sockets were in TIME_WAIT all along, which makes binding slow")
         for number in itertools.count(done + 1):
             if number == look_after + 1 and look_after and cell.look is None:
-                tried = [arm.record() for arm in contestants if failures(cell, arm.name) < FAILURES_MAX]
+                tried = [arm.record() for arm in contestants if not given_up(cell, arm.name)]
                 cell.look = analysis.look(cell, tried, self.options.baseline)
             last, spent_s = self.last_round(plan, cell), self.rounds_s(plan, cell, number - 1)
             if number > last:
@@ -320,10 +339,11 @@ class Race:
             if turns:
                 self.measure_in_turns(plan, cell, order, number, last)
             for position, arm in enumerate(order if not turns else (), 1):
-                if failures(cell, arm.name) < FAILURES_MAX:
+                if not given_up(cell, arm.name):
                     self.progress.step(f"{plan.name}, round {number} of {last}, {arm.name}")
                     self.keep(plan, cell, arm, self.measure(plan, cell, arm, number, position, rate))
                 self.progress.advance(self.sample_s(plan, arm))
+            void_hidden(cell)
             if number == last:
                 regular_s = spent_s + self.round_s(plan, stopped)
                 self.progress.advance(max(0.0, self.expected_s(plan) - regular_s))
@@ -355,6 +375,7 @@ class Race:
         """Measure one arm once; what goes wrong is in the sample."""
         sample = self.sample(arm, number, position)
         with self.trying(sample):
+            self.check_large_echoes(plan, arm)
             if plan.workload == "bind":
                 self.measure_bind(plan, arm, sample)
             elif plan.kind in manifest.SUBJECTS:
@@ -401,7 +422,7 @@ class Race:
         turns: list[tuple[manifest.Arm, results.Sample, Generator[None]]] = []
         steps = 2 + plan.windows(self.scale)
         for position, arm in enumerate(order, 1):
-            if failures(cell, arm.name) < FAILURES_MAX:
+            if not given_up(cell, arm.name):
                 sample = self.sample(arm, number, position)
                 turns.append((arm, sample, self.in_turns(plan, cell, arm, sample)))
             else:
@@ -425,6 +446,7 @@ class Race:
         self, plan: CellPlan, cell: results.Cell, arm: manifest.Arm, sample: results.Sample
     ) -> Generator[None]:
         """Take a sample step by step, and let others do theirs after each: the server starts, windows, the server ends."""
+        self.check_large_echoes(plan, arm)
         scale, windows = self.scale_of(arm), plan.windows(self.scale)
         words = [*plan.load_options(scale, windows=windows), "--hdr", "--seed", str(self.result.run.seed)]
         with self.executor(plan).serve(self.order(plan, arm)) as serving:
@@ -579,6 +601,8 @@ class Race:
                 text = f"the load generator's result isn't as expected ({error!r}): build both from one revision"
                 raise SampleFailed(text) from None
         sample.points = search.points
+        if why := search.why_none():
+            raise SampleVoid(why)
         knee = search.knee()
         reasons = [reason for point in search.floors for reason in point.reasons if point.outcome == "failed"]
         if knee.bound == "at most" and reasons:
@@ -687,6 +711,36 @@ class Race:
             answers={str(name): str(answer) for name, answer in event.get("answers", {}).items()},
         )
 
+    def send_large(self, plan: CellPlan, contestants: Sequence[manifest.Arm]) -> None:
+        """Send each echo server large messages once in a run, because a quick run has no cells with them."""
+        for arm in contestants:
+            if arm.repeats or arm.name in self.wrong_echoes:
+                continue
+            self.progress.step(f"{plan.name}: whether {arm.name} echoes large messages")
+            self.wrong_echoes[arm.name] = ""
+            try:
+                self.echo_large(plan, arm)
+            except SampleVoid as wrong:
+                self.wrong_echoes[arm.name] = str(wrong)
+            except SampleFailed:
+                pass  # Its samples will tell.
+
+    def check_large_echoes(self, plan: CellPlan, arm: manifest.Arm) -> None:
+        """Raise SampleVoid where a server has echoed large messages wrongly."""
+        if plan.kind == "echo" and (wrong := self.wrong_echoes.get(arm.repeats or arm.name)):
+            raise SampleVoid(wrong)
+
+    def echo_large(self, plan: CellPlan, arm: manifest.Arm) -> None:
+        """Send an echo server large messages; raise SampleVoid where they don't come back as they are."""
+        with self.executor(plan).serve(replace(self.order(plan, arm), verified=False)) as serving:
+            for size in LARGE_ECHOES:
+                event = serving.ask(workloads.one_echo(size), workloads.FIRST_CLIENT_S)
+                wrong = next(
+                    (f"{kind}: {error['first']}" for kind, error in event["errors"].items()), event.get("void")
+                )
+                if wrong:
+                    raise SampleVoid(f"of one message of {size:,} bytes, before anything was measured: {wrong}")
+
     def measure_ceiling(self, plan: CellPlan, cell: results.Cell, number: int) -> None:
         """Find out in a round what the load generator reaches by itself."""
         self.progress.step(f"{plan.name}, round {number} of {self.scale.rounds}, the load generator's own ceiling")
@@ -702,6 +756,7 @@ class Race:
             if cell.ceiling is None:
                 busy = workloads.busy_fraction(event)
                 cell.ceiling = results.Ceiling(operations_per_s=rate, client_cpu_fraction=busy)
+                cell.ceiling.client_us_per_operation = (event["ceiling"].get("client_busy_ns_per_operation") or 0.0) / 1e3
                 cell.ceiling.rates = [None] * (number - 1)
         except (SampleFailed, KeyError, TypeError) as failure:
             self.note(f"no ceiling for {plan.name}: {failure}")
@@ -779,20 +834,66 @@ def limit_by_ceiling(cell: results.Cell) -> None:
         sample.client_limited = rate * workloads.CEILING_FACTOR > cell.ceiling.operations_per_s
 
 
-def failures(cell: results.Cell, arm: str) -> int:
-    """Return how often an arm has failed in a cell."""
-    return sum(1 for sample in cell.samples if sample.arm == arm and sample.status == "failed")
+def void_hidden(cell: results.Cell) -> None:
+    """Void the samples whose server used less CPU time than the kernel alone takes for the work: somebody else has done it."""
+    floor_us, whose = kernel_us(cell)
+    for sample in cell.samples:
+        cpu_us = sample.figures.get("server_cpu_us")
+        if sample.status == "measured" and cpu_us is not None and cpu_us < floor_us:
+            sample.status = "void"
+            sample.reasons.append(
+                f"its processes used {figures.significant(cpu_us)} us of CPU per {cell.operation}, and {whose}:"
+                " another process, which the lab doesn't see, must have done the work"
+            )
+
+
+def is_unchecked(cell: results.Cell) -> bool:
+    """Return whether servers are ranked by their CPU time, and nothing tells how much of it they can't do without."""
+    return (
+        cell.primary.key == "server_cpu_us" and any(cell.measured(arm) for arm in cell.arms) and not kernel_us(cell)[0]
+    )
+
+
+def kernel_us(cell: results.Cell) -> tuple[float, str]:
+    """Return the CPU time per operation that no server can do with less of, and why; 0 where nothing tells.
+
+    It is a share of the kernel's part of a floor in C, or else of the load generator's time, which does as much with its sockets.
+    """
+    if cell.workload == "idle":
+        return 0.0, ""
+    found: dict[str, float] = {}
+    for arm in analysis.FLOORS:
+        parts = [
+            sample.figures["server_cpu_us"] * sample.figures["server_system_share"]
+            for sample in cell.measured(arm)
+            if {"server_cpu_us", "server_system_share", "server_cpu_percent"} <= sample.figures.keys()
+            and sample.figures["server_cpu_percent"] / 100 * sample.figures.get("window_s", 0.0) >= HIDDEN_CPU_S_MIN
+        ]
+        if parts:
+            found[arm] = averages.median(parts)
+    if found:
+        arm = min(found, key=lambda each: found[each])
+        return HIDDEN_SHARE * found[arm], f"the kernel alone takes {figures.significant(found[arm])} us for {arm}"
+    if cell.ceiling is not None and cell.ceiling.client_us_per_operation:
+        spent_us = cell.ceiling.client_us_per_operation
+        return CEILING_SHARE * spent_us, f"the load generator needs {figures.significant(spent_us)} us for its end"
+    return 0.0, ""
+
+
+def given_up(cell: results.Cell, arm: str, before: float = math.inf) -> bool:
+    """Return whether an arm isn't tried any more in a cell, after what its samples before a round were."""
+    own = [sample.status for sample in cell.samples if sample.arm == arm and sample.round < before]
+    last = own[-FAILURES_MAX:]
+    return own.count("failed") >= FAILURES_MAX or (len(last) == FAILURES_MAX and "measured" not in last)
 
 
 def finished_rounds(cell: results.Cell) -> int:
     """Return how many rounds, from the first on, have a sample of every arm that was still tried."""
     for index, order in enumerate(cell.orders):
         for arm in order:
-            given_up = (
-                sum(1 for each in cell.samples if each.arm == arm and each.status == "failed" and each.round <= index)
-                >= FAILURES_MAX
-            )
-            if not given_up and not any(each.arm == arm and each.round == index + 1 for each in cell.samples):
+            if not given_up(cell, arm, index + 1) and not any(
+                each.arm == arm and each.round == index + 1 for each in cell.samples
+            ):
                 return index
     return len(cell.orders)
 

@@ -350,7 +350,9 @@ def finish(console: Console, race: runner.Race, asked: Sequence[goals.Goal] = ()
         return EXIT_INTERRUPTED
     if race.options.profile:
         draw_profiles(console, race)
-    if not any(sample.status == "measured" for cell in result.cells for sample in cell.samples):
+    if report.has_void(result) or not any(
+        sample.status == "measured" for cell in result.cells for sample in cell.samples
+    ):
         return 1
     return goals.status_of(result.goals) if asked and must_reach else 0
 

@@ -49,6 +49,8 @@ MARGIN = 0.02
 """A smaller difference is none, in however many rounds it shows: the layout of a process in memory alone can make it."""
 TIE_MARGIN = 0.05
 """Two arms tie if they certainly differ by less; also, the width of the A/A interval raises the floor up to this, not further."""
+NOISY = 0.1
+"""Where differences below this don't show, the machine is too noisy for what the lab is for."""
 POWER = 0.8
 TRIM = 0.2
 TRIMMED_FROM = 7
@@ -256,6 +258,13 @@ def noise_floor(again: Estimate | None, margin: float = MARGIN) -> float:
         return margin
     low, high = again.interval
     return max(min(max(margin, high - 1, 1 / low - 1), max(margin, TIE_MARGIN)), math.expm1(abs(again.log_ratio)))
+
+
+def hidden_below(again: Estimate) -> float:
+    """Return the relative difference below which arms aren't told apart, where they scatter as two copies of one did."""
+    low, high = again.interval
+    reach = (math.log(high) - math.log(low)) / 2 if low > 0 and high < math.inf else math.inf
+    return math.expm1(max(reach, abs(again.log_ratio)))
 
 
 def judge(found: Estimate, p_adjusted: float, floor: float, share: float = 1.0) -> Standing:

@@ -7,8 +7,9 @@ two points, on logarithmic axes, crosses the threshold.
 Noise adds to latencies and never takes from them. So the lower p99 of two trials is the floor, and a rate is above the knee only if
 it is in two trials, unless the server plainly didn't keep up with it.
 
-What the search can't find it doesn't guess: where the load generator is at its own limit first, the knee is at least the highest
-rate below; and where the server doesn't keep up with the low rate, at most that.
+What the search can't find it doesn't guess: where the p99 at the low rate is already KNEE_TIMES the p50, there is no knee; where the
+load generator is at its own limit first, the knee is at least the highest rate below; and where the server doesn't keep up with the
+low rate, at most that.
 """
 
 import math
@@ -17,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ringlab import figures
 from ringlab.results import Bound, RatePoint
 
 KNEE_TIMES = 10.0
@@ -104,11 +106,27 @@ class Search:
             and (len(points) >= 2 or not needs_second(points[0]))
         ]
 
+    def why_none(self) -> str:
+        """Return why there is no knee to be found; nothing where there may be one.
+
+        A knee is where latencies rise, and at the low rate they have risen already: others have the CPU, or the server pauses.
+        """
+        kept = [point for point in self.floors if point.outcome == "floor"]
+        if len(self.floors) < FLOOR_TRIALS or not kept:
+            return ""
+        p50_ns, p99_ns = min(point.latency_ns_p50 for point in kept), self.floor_ns
+        if p99_ns <= KNEE_TIMES * p50_ns:
+            return ""
+        return (
+            f"no knee: at {FLOOR_PER_S:,.0f}/s the p99 is {figures.latency(p99_ns)}, and the p50 {figures.latency(p50_ns)}: the tail is"
+            f" more than {KNEE_TIMES:g} times as long where nothing is loaded yet"
+        )
+
     def next_rate(self) -> float | None:
         """Return the rate of the next trial; None if the search has ended."""
         if len(self.floors) < FLOOR_TRIALS:
             return FLOOR_PER_S
-        if FLOOR_PER_S in self.refuted or len(self.points) >= TRIALS_MAX:
+        if FLOOR_PER_S in self.refuted or self.why_none() or len(self.points) >= TRIALS_MAX:
             return None
         last = self.points[-1]
         tried = sum(point.offered_per_s == last.offered_per_s for point in self.points)

@@ -319,6 +319,12 @@ class CellPlan:
         return [*self.load_words, "--connections", "1", "--warm-up", "0", "--window", *window]
 
 
+def one_echo(size_bytes: int) -> list[str]:
+    """Return the load generator's words for one message and its echo."""
+    words = ["echo", "--size", str(size_bytes), "--connections", "1", "--warm-up", "0"]
+    return [*words, "--window", f"{FIRST_CLIENT_S:g}", "--max-operations", "1"]
+
+
 QUICK = frozenset({"quick", "normal", "publish"})
 NORMAL = frozenset({"normal", "publish"})
 PUBLISH = frozenset({"publish"})

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import pytest
 
-from ringlab import analysis, results, statistics
+from ringlab import analysis, report, results, statistics
 from ringlab.report import markdown
 
 CPU = results.Metric(key="server_cpu_us", title="server CPU", unit="us", better="lower", primary=True)
@@ -241,6 +241,37 @@ def test_a_copy_is_a_control_that_passed_or_failed() -> None:
     assert group.control is not None
     assert group.control.status == "failed"
     assert group.control.low > 1
+
+
+def test_a_control_that_hides_large_differences_has_not_passed() -> None:
+    """The ratio's interval, 0.23 to 1.35, is compatible with no difference, and with a large one."""
+    base = [5.0] * 5
+    copy = [5.0 * math.exp(-0.598 + 0.713 * each) for each in (-1, 1, 0, -1, 1)]
+    group = only_group(make_cell({"b": base, "b (again)": copy, "a": base}), "b")
+    assert group.control is not None
+    assert group.control.status == "too noisy"
+    assert (group.control.low, group.control.high) == (pytest.approx(0.2, abs=0.05), pytest.approx(1.6, abs=0.3))
+    hidden = round(100 * (math.sqrt(group.control.high / group.control.low) - 1), -1)
+    text = report.noise_of(group)
+    assert text.startswith("too noisy: two copies of one arm differ by a ratio of 0.55")
+    assert text.endswith(f": differences below {hidden:.0f}% don't show here")
+
+
+def test_others_that_had_the_cpus_are_told() -> None:
+    cell = make_cell({"a": [5.0] * 3, "b": [6.0] * 3})
+    assert not [note for note in analysis.notes(cell, []) if "had no CPU" in note]
+    for sample in cell.samples:
+        waited = 0.3 if sample.round == 1 else 0.2
+        sample.figures |= {"run_delay_share": waited, "pressure_share": 0.4}
+    (note,) = (note for note in analysis.notes(cell, []) if "had no CPU" in note)
+    assert (
+        "for 20% of the time in the median sample, and for 30% in the worst; something on the machine did for 40%"
+        in note
+    )
+    # A server with more threads than CPUs waits for its own.
+    for sample in cell.measured("b"):
+        sample.figures["run_delay_share"] = 0.0
+    assert not [note for note in analysis.notes(cell, []) if "had no CPU" in note]
 
 
 def test_arms_are_compared_with_both_copies_of_the_baseline() -> None:

@@ -255,6 +255,29 @@ def test_when_nothing_was_measured_the_status_is_1(make_targets: MakeTargets, tm
     assert "cannot load its library" in found.output
 
 
+def test_an_arm_that_answers_wrongly_in_every_round_is_the_first_line_and_the_status_is_1(
+    make_targets: MakeTargets, tmp_path: Path
+) -> None:
+    folder, output = make_targets(one=1.0, two=1.0, faults={"two": "nagle"}), tmp_path / "out"
+    found = ringlab("run", "echo/framed/1KB/1", *FAST, "--targets-folder", folder, "--output", output)
+    assert found.exit_code == 1
+    text = "two does not count in echo/framed/1KB/1: nodelay isn't as declared"
+    lines = found.output.splitlines()
+    assert lines[lines.index("verdicts") - 1].startswith(f"not counted  {text}")
+    assert lines[lines.index("verdicts") - 2] == ""
+    assert (output / "report.md").read_text().index(f"- **Not counted**: {text}") < 100
+    assert f"<strong>Not counted:</strong> {text}" in (output / "report.html").read_text().replace("&#39;", "'")
+
+
+def test_an_arm_that_fails_in_every_round_is_told_first_and_the_others_count(
+    make_targets: MakeTargets, tmp_path: Path
+) -> None:
+    folder = make_targets(one=1.0, two=1.0, faults={"two": "no-start"})
+    found = ringlab("run", "echo/framed/1KB/1", *FAST, "--targets-folder", folder, "--output", tmp_path / "out")
+    assert found.exit_code == 0
+    assert "\nnot counted  two failed in echo/framed/1KB/1: the server ended" in found.output
+
+
 def test_targets_and_cells_are_listed(make_targets: MakeTargets) -> None:
     folder = make_targets(one=1.0, two=1.0)
     found = ringlab("targets", "--targets-folder", folder)
@@ -795,7 +818,7 @@ def test_a_module_that_cannot_be_loaded_is_no_verdict(tmp_path: Path) -> None:
     assert "ImportError: it is broken" in done.stderr
 
 
-@pytest.mark.parametrize("words", ["ringlab --help", "ringlab targets", "ringlab.guardian nobody-has-this-mark"])
+@pytest.mark.parametrize("words", ["ringlab --help", "ringlab targets"])
 def test_only_what_needs_them_waits_for_packages_that_take_long_to_import(
     words: str, make_targets: MakeTargets, tmp_path: Path
 ) -> None:

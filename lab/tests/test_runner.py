@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -789,6 +790,104 @@ def test_idle_connections_are_measured_by_their_memory(make_race: MakeRace) -> N
     assert sample.status == "measured"
     assert sample.figures["rss_per_connection_bytes"] == 100
     assert race.result.cells[0].primary.key == "rss_per_connection_bytes"
+
+
+@pytest.mark.parametrize(
+    ("floor", "whose"), [("c-epoll", "the kernel alone takes 3.7"), ("other", "generator needs 4.00 us")]
+)
+def test_a_server_that_uses_less_than_the_kernel_must_is_void(floor: str, whose: str, make_race: MakeRace) -> None:
+    """Where no floor in C takes part, the load generator's end of the connections says what the kernel takes."""
+    race = make_race([ECHO], rounds=5, **{floor: 1.0}, good=0.5, hidden=0.05)
+    race.result.run.scale.window_s = 2.0
+    race.run()
+    (cell,) = race.result.cells
+    found = samples_of(race, "hidden")
+    assert [sample.status for sample in found] == ["void"] * runner.FAILURES_MAX, "and then it is given up"
+    (reason,) = found[0].reasons
+    assert reason.startswith("its processes used 0.25")
+    assert whose in reason
+    assert {sample.status for arm in (floor, "good") for sample in samples_of(race, arm)} == {"measured"}
+    assert "hidden" not in [arm for group in cell.analysis.groups for arm in group.arms]
+
+
+def test_what_is_too_short_to_tell_the_kernels_part_voids_nothing(make_race: MakeRace) -> None:
+    race = make_race([ECHO], rounds=2, **{"c-epoll": 1.0}, hidden=0.05)
+    race.options.ceilings = False
+    race.run()
+    assert {sample.status for sample in race.result.cells[0].samples} == {"measured"}
+
+
+def test_a_worker_outside_of_the_server_that_takes_later_connections_voids_the_sample(
+    make_race: MakeRace, outside: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first connection, on which is looked up what the arm declares, the server keeps."""
+    monkeypatch.setenv("FAKE_OUTSIDE_FROM", "2")
+    race = make_race([ECHO], rounds=1, one=1.0, faults={"one": "hands-outside"})
+    race.options.again = False
+    race.run()
+    sample = the_sample(race)
+    assert sample.status == "void"
+    (reason,) = sample.reasons
+    assert re.match(rf"process {outside} \(.*\) has connections to the server and isn't below it", reason)
+
+
+def test_what_others_take_of_a_window_is_in_each_sample(make_race: MakeRace) -> None:
+    race = make_race([ECHO], rounds=1, one=1.0)
+    race.run()
+    for sample in race.result.cells[0].samples:
+        assert sample.figures["run_delay_share"] >= 0
+        assert ("pressure_share" in sample.figures) == Path("/proc/pressure/cpu").exists()
+
+
+def test_a_void_arm_is_given_up_and_a_run_that_goes_on_does_not_try_it_again(make_race: MakeRace) -> None:
+    race = make_race([ECHO], rounds=4, one=1.0, other=1.0, faults={"one": "nagle"})
+    race.options.baseline = "other"
+    race.run()
+    (cell,) = race.result.cells
+    assert [sample.round for sample in samples_of(race, "one")] == [1, 2]
+    assert len(samples_of(race, "other")) == 4
+    assert runner.finished_rounds(cell) == 4
+    assert report.has_void(race.result)
+    (text,) = report.not_counted(race.result)
+    assert text.startswith(f"one does not count in {ECHO}: nodelay isn't as declared")
+
+
+@pytest.mark.parametrize(
+    ("statuses", "expected"),
+    [
+        ("measured void void", True),
+        ("void measured void", False),
+        ("failed measured failed measured", True),
+        ("failed void", True),
+        ("void", False),
+    ],
+)
+def test_an_arm_is_given_up_after_two_failures_or_two_in_a_row_that_do_not_count(statuses: str, expected: bool) -> None:
+    cell = workloads.BY_NAME[ECHO].record(workloads.SCALES["quick"])
+    for number, status in enumerate(statuses.split(), 1):
+        sample: dict[str, Any] = {"arm": "one", "round": number, "position": 1, "begun_s": 0.0, "duration_s": 1.0}
+        cell.samples.append(results.Sample(status=status, **sample))
+    assert runner.given_up(cell, "one") == expected
+    assert not runner.given_up(cell, "one", before=2)
+
+
+@pytest.mark.parametrize("scale", ["quick", "normal"])
+def test_a_quick_run_sends_each_echo_server_large_messages_once(
+    scale: Any, make_race: MakeRace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here every answer is wrong to whoever isn't measured."""
+    monkeypatch.setenv("FAKE_LOAD_TROUBLE", "first-mismatch")
+    race = make_race([ECHO, "rtt/1KB"], rounds=2, one=1.0)
+    race.result.run.scale.name = scale
+    race.run()
+    steps = [step for step in race.progress.steps if "large" in step]  # type: ignore[attr-defined]
+    assert steps == (["rtt/1KB: whether one echoes large messages"] if scale == "quick" else [])
+    found = [sample for cell in race.result.cells for sample in cell.samples]
+    assert {sample.status for sample in found} == ({"void"} if scale == "quick" else {"measured"})
+    if scale == "quick":
+        assert found[0].reasons == [
+            "of one message of 16,384 bytes, before anything was measured: mismatch: wrong body"
+        ]
 
 
 @pytest.mark.parametrize("name", ["asgi/hello/50", "wsgi/hello/50"])

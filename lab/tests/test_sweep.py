@@ -82,6 +82,14 @@ def test_single_trials_that_are_spoilt_do_not_make_a_knee() -> None:
     assert sum(abs(ratio - 1) < 0.1 for ratio in found) >= 36
 
 
+def test_where_the_tail_is_long_at_the_low_rate_already_there_is_no_knee() -> None:
+    spoilt = run(Model(50_000, spikes=lambda: True))
+    assert len(spoilt.points) == sweep.FLOOR_TRIALS
+    assert spoilt.why_none().startswith("no knee: at 2,000/s the p99 is 10.4 ms, and the p50 52.1 us")
+    once = iter([True])
+    assert run(Model(50_000, spikes=lambda: next(once, False))).why_none() == ""
+
+
 def test_a_knee_beyond_the_load_generator_is_a_lower_bound() -> None:
     knee = run(Model(1_000_000, client_limit_per_s=100_000)).knee()
     assert knee.bound == "at least"

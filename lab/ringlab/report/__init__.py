@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from ringlab import figures
 from ringlab.results import Cell, CellVerdict, Comparison, Group, Metric, RatePoint, Result, Summary, Sweep
 
+NAMED_MAX = 3
+"""Cells in a sentence."""
+
 
 def words(result: Result) -> list[tuple[str, str]]:
     """Return the words that a report of a result uses in a sense of their own, each with its meaning."""
@@ -64,7 +67,34 @@ def rank_of(group: Group, arm: str) -> str:
 
 def noise_of(group: Group) -> str:
     """Return what the A/A arm has shown."""
-    return f"control {group.control.status}: {group.noise_text}" if group.control is not None else group.noise_text
+    if group.control is None:
+        return group.noise_text
+    said = "" if group.control.status == "too noisy" else "control "
+    return f"{said}{group.control.status}: {group.noise_text}"
+
+
+def not_counted(result: Result) -> list[str]:
+    """Return a sentence for each arm of which nothing counts in a cell, those that answered wrongly first: the first thing to know."""
+    found: dict[tuple[bool, str, str], list[str]] = {}
+    for cell in result.cells:
+        for arm in result.arms:
+            samples = [sample for sample in cell.samples if sample.arm == arm.name]
+            if samples and not arm.repeats and not cell.measured(arm.name):
+                worst = next((sample for sample in samples if sample.status == "void"), samples[0])
+                key = (worst.status != "void", arm.name, "; ".join(worst.reasons))
+                found.setdefault(key, []).append(cell.name)
+    return [
+        f"{arm} {'failed' if failed else 'does not count'} in {', '.join(cells[:NAMED_MAX])}"
+        f"{f' and {len(cells) - NAMED_MAX} more cells' if len(cells) > NAMED_MAX else ''}: {why}"
+        for (failed, arm, why), cells in sorted(found.items(), key=lambda each: each[0])
+    ]
+
+
+def has_void(result: Result) -> bool:
+    """Return whether an arm is void in every round of a cell."""
+    return any(
+        sample.status == "void" and not cell.measured(sample.arm) for cell in result.cells for sample in cell.samples
+    )
 
 
 def summary_of(cell: Cell, arm: str, metric: str) -> Summary | None:

@@ -113,6 +113,7 @@ class Page:
     command: str
     settings: list[tuple[str, str]]
     words: list[tuple[str, str]]
+    wrong: list[str]
     notes: list[str]
     sections: list[Section]
 
@@ -169,6 +170,7 @@ def view(index: int, name: str, result: Result) -> Page:
         shlex.join(result.run.command),
         report.settings(result),
         report.words(result),
+        report.not_counted(result),
         result.run.notes,
         sections,
     )

@@ -14,6 +14,8 @@ def render(result: Result) -> str:
     lines = ["# A run of ringlab", ""]
     if result.run.interrupted:
         lines += ["The run was interrupted: what follows rests on what was measured till then.", ""]
+    if wrong := report.not_counted(result):
+        lines += [*(f"- **Not counted**: {text}" for text in wrong), ""]
     meanings = "; ".join(f"*{word}*: {meaning}" for word, meaning in report.words(result))
     lines += ["## Verdicts", "", f"{meanings}.", "", *verdicts(result), *goals(result)]
     lines += ["## Setting", "", "| | |", "| --- | --- |"]

@@ -108,8 +108,8 @@ def print_cell(console: Console, cell: Cell) -> None:
             console.print(f"  {title}")
         print_table(console, cell, group)
         console.print(f"  [bold]{escape(group.verdict.sentence)}[/bold]", highlight=False)
-        failed = group.control is not None and group.control.status == "failed"
-        colour = COLOURS["error"] if failed else "dim"
+        colours = {"failed": COLOURS["error"], "too noisy": COLOURS["warning"]}
+        colour = colours.get(group.control.status, "dim") if group.control is not None else "dim"
         console.print(f"  [{colour}]{escape(report.noise_of(group))}[/{colour}]", highlight=False)
     if cell.analysis.sweeps:
         print_sweeps(console, cell)
@@ -206,8 +206,11 @@ def print_left_out(console: Console, result: Result) -> None:
 
 
 def print_summary(console: Console, result: Result) -> None:
-    """Print the verdicts of all cells, and what went unlike it should."""
-    console.print("\n[bold]verdicts[/bold]")
+    """Print the verdicts of all cells, and what went unlike it should: first of all the arms of which nothing counts."""
+    console.print()
+    for text in report.not_counted(result):
+        console.print(f"[{COLOURS['error']}]not counted[/]  {escape(text)}", highlight=False)
+    console.print("[bold]verdicts[/bold]")
     for cell in result.cells:
         for title, _, sentence in report.verdicts_of(cell):
             name = f"{cell.name} ({title})" if title else cell.name

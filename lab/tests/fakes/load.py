@@ -217,7 +217,7 @@ def main() -> None:
     elif trouble == "unconnected":
         result["connections"]["opened"] = asked - 1
     if options.workload == "ceiling":
-        result["ceiling"] = {"operations_per_s": result["operations_per_s"], "client_cpu_ns_per_operation": 1.0}
+        result["ceiling"] = {"operations_per_s": result["operations_per_s"], "client_busy_ns_per_operation": 4000.0}
     elif trouble == "nothing":
         # As the real one tells of a window in which nothing was answered.
         silent = dict.fromkeys(
