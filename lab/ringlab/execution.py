@@ -182,7 +182,6 @@ class Watch:
     grown: dict[str, float] = field(default_factory=dict)
     """By how much the counters grew in all windows together."""
 
-
     def see(self, event: dict[str, Any]) -> None:
         """Take an event of the load generator; raise SampleVoid where another process than the server's serves."""
         if event["event"] == "window_start":

@@ -23,7 +23,6 @@ from rich.markup import escape
 from ringlab import (
     Refused,
     analysis,
-    guarded,
     manifest,
     neighbours,
     preflight,

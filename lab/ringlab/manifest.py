@@ -16,6 +16,7 @@ import shlex
 import string
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

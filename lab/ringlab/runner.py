@@ -756,7 +756,9 @@ class Race:
             if cell.ceiling is None:
                 busy = workloads.busy_fraction(event)
                 cell.ceiling = results.Ceiling(operations_per_s=rate, client_cpu_fraction=busy)
-                cell.ceiling.client_us_per_operation = (event["ceiling"].get("client_busy_ns_per_operation") or 0.0) / 1e3
+                cell.ceiling.client_us_per_operation = (
+                    event["ceiling"].get("client_busy_ns_per_operation") or 0.0
+                ) / 1e3
                 cell.ceiling.rates = [None] * (number - 1)
         except (SampleFailed, KeyError, TypeError) as failure:
             self.note(f"no ceiling for {plan.name}: {failure}")
