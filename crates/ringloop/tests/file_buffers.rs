@@ -111,10 +111,8 @@ fn buffers_of_every_kind_are_read_into() {
             let rest = read_in_every_way(path, memory).await;
             assert!(rest.is_empty());
             // SAFETY: it is leaked, and nobody else uses it any more.
-            assert_eq!(
-                unsafe { std::slice::from_raw_parts(start, 9) },
-                b"defabcdef"
-            );
+            let filled = unsafe { std::slice::from_raw_parts(start, 9) };
+            assert_eq!(filled, b"defabcdef");
             // No more than is asked for, although there is room.
             let file = File::open(path).await.unwrap();
             let (count, two) = file.read_at(Vec::with_capacity(100).limit(2), 1).await;
@@ -125,7 +123,7 @@ fn buffers_of_every_kind_are_read_into() {
     });
 }
 
-/// What happened to a buffer.
+/// The events in the life of a buffer.
 #[derive(Default)]
 struct Calls {
     asked: AtomicUsize,

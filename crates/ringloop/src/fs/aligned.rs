@@ -13,7 +13,7 @@ use bytes::buf::UninitSlice;
 
 use crate::buffer::ReadBuffer;
 
-/// What all common devices and file systems are content with: a page.
+/// A page, which suits all common devices and file systems.
 const ALIGNMENT: usize = 4096;
 
 /// A buffer whose memory begins at a multiple of a block size, for files that are opened for [direct
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "more than the room")]
+    #[should_panic(expected = "out of bounds")]
     fn more_than_fits_is_refused() {
         AlignedBuf::new(8).put_slice(&[0; 9]);
     }

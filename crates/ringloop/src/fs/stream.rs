@@ -51,7 +51,7 @@ pub struct FileStream {
     file: File,
     /// Where the next byte is read or written; `None` for what has no positions, such as pipes.
     position: Option<u64>,
-    /// What was read from there on, and is not taken yet.
+    /// The bytes from there on that were read, and are not taken yet.
     ahead: Ahead,
     reading: Option<Operation>,
     writing: Option<Writing>,
@@ -145,7 +145,7 @@ impl Writing {
 }
 
 impl Drop for Writing {
-    /// What was accepted is written, if the runtime goes on.
+    /// Writes what was accepted, if the runtime goes on.
     fn drop(&mut self) {
         if self.operation.is_none() || self.is_left {
             return;

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 
 use super::drain::{Beginning, Draining};
+use super::service::NO_ADDRESS;
 use crate::drain::Drain;
 use crate::net::Stream;
 use crate::net::stream::{Core, HasCore};
@@ -170,7 +171,11 @@ impl fmt::Debug for Client {
 }
 
 impl fmt::Display for Client {
+    /// Shows the address of the peer, or `a Unix socket`.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.address == NO_ADDRESS {
+            return formatter.pad("a Unix socket");
+        }
         self.address.fmt(formatter)
     }
 }

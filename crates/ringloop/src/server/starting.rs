@@ -160,7 +160,8 @@ impl<S: Transport> Server<S> {
     }
 
     /// Starts a server that serves each connection with an async function or closure. It gets the stream: a
-    /// [`TcpStream`], or after `tls` a `TlsStream`. A host name is resolved as by [`start`](Self::start).
+    /// [`TcpStream`](crate::net::TcpStream), after `tls` a `TlsStream`, or with Unix sockets an
+    /// [`AnyStream`](crate::net::AnyStream). A host name is resolved as by [`start`](Self::start).
     ///
     /// ```
     /// use ringloop::server::Server;

@@ -132,6 +132,7 @@ fn functions_get_streams_of_both_families_and_know_the_peer() {
                 let text = match (&stream, peer) {
                     (AnyStream::Unix(_), Some(peer)) => {
                         assert_eq!(client.addr().port(), 0);
+                        assert_eq!(client.to_string(), "a Unix socket");
                         format!("process {}", peer.pid.unwrap())
                     }
                     (AnyStream::Tcp(stream), None) => {
