@@ -15,6 +15,7 @@ user would have. The garbage collector runs as Python has set it up, for the sam
 import asyncio
 import collections
 import contextlib
+import functools
 import importlib
 import json
 import os
@@ -73,6 +74,15 @@ def stay_on(cpus: list[int]) -> None:
         os.sched_setaffinity(0, cpus)
 
 
+class Connected(asyncio.BaseProtocol):
+    """Keeps its transport."""
+
+    transport: Any
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+
+
 class Clock:
     """Time as it passes, less the time in which this thread wanted to run and had no CPU, because others had them all.
 
@@ -103,6 +113,11 @@ def timed(loop: Loop, clock: Clock, operations: Coroutine[Any, Any, object], cou
     loop.run_until_complete(operations)
     cpu_ns = time.process_time_ns() - cpu_begin_ns
     return {"operation_us": (clock.ns() - begin_ns) / count / 1000, "cpu_us": cpu_ns / count / 1000}
+
+
+def per_operation(loop: Loop, clock: Clock, many: Callable[[], Coroutine[Any, Any, object]], count: int) -> Figures:
+    """Run a coroutine of `count` operations; return the time of one."""
+    return {"operation_us": timed(loop, clock, many(), count)["operation_us"]}
 
 
 def listen(*, blocking: bool) -> socket.socket:
@@ -606,13 +621,7 @@ def server(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
         require(False, "a server listens when create_server returns, and no longer after close")
 
     loop.run_until_complete(check())
-
-    def measure() -> Figures:
-        begin_ns = clock.ns()
-        loop.run_until_complete(many())
-        return {"operation_us": (clock.ns() - begin_ns) / count / 1000}
-
-    yield measure
+    yield functools.partial(per_operation, loop, clock, many, count)
 
 
 @contextlib.contextmanager
@@ -765,11 +774,7 @@ def read_pipe(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement
             os.write(writing, message)
             await arrived
 
-    def measure() -> Figures:
-        begin_ns = clock.ns()
-        loop.run_until_complete(many())
-        return {"operation_us": (clock.ns() - begin_ns) / count / 1000}
-
+    measure = functools.partial(per_operation, loop, clock, many, count)
     measure()
     require(received == message, "what is written into a pipe is read from it")
     yield measure
@@ -793,12 +798,7 @@ def write_pipe(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measuremen
             await asyncio.sleep(0)
             require(os.read(reading, 2048) == message, "what is written to a pipe's transport is in the pipe")
 
-    def measure() -> Figures:
-        begin_ns = clock.ns()
-        loop.run_until_complete(many())
-        return {"operation_us": (clock.ns() - begin_ns) / count / 1000}
-
-    yield measure
+    yield functools.partial(per_operation, loop, clock, many, count)
     transport.close()
     loop.run_until_complete(asyncio.sleep(0))
     os.close(reading)
@@ -861,12 +861,7 @@ def round_trips(
     left = 0
     done: asyncio.Future[None]
 
-    class Client(asyncio.Protocol):
-        transport: asyncio.Transport
-
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            self.transport = transport  # type: ignore[assignment]
-
+    class Client(Connected, asyncio.Protocol):
         def data_received(self, data: bytes) -> None:
             nonlocal left
             received.extend(data)
@@ -921,12 +916,7 @@ def requests_over_streams(
     left = 0
     done: asyncio.Future[None]
 
-    class Client(asyncio.Protocol):
-        transport: asyncio.Transport
-
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            self.transport = transport  # type: ignore[assignment]
-
+    class Client(Connected, asyncio.Protocol):
         def data_received(self, data: bytes) -> None:
             nonlocal left
             if data != response:
@@ -959,12 +949,7 @@ def requests_over_streams(
     address = server.sockets[0].getsockname()[:2]
     clients = loop.run_until_complete(connect())
 
-    def measure() -> Figures:
-        begin_ns = clock.ns()
-        loop.run_until_complete(many())
-        return {"operation_us": (clock.ns() - begin_ns) / count / 1000}
-
-    yield measure
+    yield functools.partial(per_operation, loop, clock, many, count)
     for client in clients:
         client.transport.close()
     server.close()
@@ -1018,24 +1003,14 @@ def repeat(measure: Measurement, seconds: float) -> Figures:
 # --- echo servers: each is a coroutine that serves `listener` until it is cancelled ---
 
 
-class EchoProtocol(asyncio.Protocol):
-    transport: asyncio.Transport
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport  # type: ignore[assignment]
-
+class EchoProtocol(Connected, asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.transport.write(data)
 
 
-class EchoBufferedProtocol(asyncio.BufferedProtocol):
-    transport: asyncio.Transport
-
+class EchoBufferedProtocol(Connected, asyncio.BufferedProtocol):
     def __init__(self) -> None:
         self.buffer = memoryview(bytearray(RECEIVE_BYTES))
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport  # type: ignore[assignment]
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self.buffer
@@ -1097,12 +1072,7 @@ async def serve_sock(listener: socket.socket, _: Options) -> None:
         task.add_done_callback(tasks.discard)
 
 
-class EchoDatagrams(asyncio.DatagramProtocol):
-    transport: asyncio.DatagramTransport
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport  # type: ignore[assignment]
-
+class EchoDatagrams(Connected, asyncio.DatagramProtocol):
     def datagram_received(self, data: bytes, address: Any) -> None:
         self.transport.sendto(data, address)
 
