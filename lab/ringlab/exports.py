@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ringlab import Refused, figures
 from ringlab.report import rate_of, verdicts_of
+from ringlab.report.markdown import cell_text, table
 from ringlab.results import Result
 from ringlab.unpaired import Comparison, Judged
 
@@ -131,19 +132,8 @@ def comparison_csv(comparison: Comparison) -> str:
         for judged in comparison.judged
     ]  # fmt: skip
     headings = [
-        "cell",
-        "arm",
-        "metric",
-        "unit",
-        "verdict",
-        "ratio",
-        "low",
-        "high",
-        "p_adjusted",
-        "rounds_a",
-        "rounds_b",
-        "control",
-    ]
+        "cell", "arm", "metric", "unit", "verdict", "ratio", "low", "high", "p_adjusted", "rounds_a", "rounds_b", "control",
+    ]  # fmt: skip
     return write_csv(headings, rows)
 
 
@@ -175,11 +165,6 @@ def write_csv(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return text.getvalue()
 
 
-def cell_text(text: str) -> str:
-    """Return text for a cell of a table in Markdown."""
-    return text.replace("|", "\\|").replace("\n", " ")
-
-
 def comparison_summary(first: str, second: str, comparison: Comparison) -> str:
     """Return what has changed, in Markdown, short enough to be copied into a message."""
     counts = {
@@ -192,12 +177,11 @@ def comparison_summary(first: str, second: str, comparison: Comparison) -> str:
     ]
     shown = [judged for judged in comparison.judged if judged.kind in ("worse", "better")]
     if shown:
-        lines += ["", "| cell | arm | figure | change | verdict |", "| --- | --- | --- | ---: | --- |"]
-        for judged in sorted(shown, key=lambda each: -each.worse_by):
-            ratio = figures.compared(judged.ratio, (judged.low, judged.high))
-            lines.append(
-                f"| {cell_text(judged.cell)} | {cell_text(judged.arm)} | {judged.metric.title} | {ratio} | {judged.kind} |"
-            )
+        rows = [
+            [each.cell, each.arm, each.metric.title, figures.compared(each.ratio, (each.low, each.high)), each.kind]
+            for each in sorted(shown, key=lambda each: -each.worse_by)
+        ]
+        lines += ["", *table(["cell", "arm", "figure", "change", "verdict"], rows, "---")[:-1]]
     controls = sorted({judged.control for judged in comparison.judged})
     lines += [
         "",
@@ -214,10 +198,9 @@ def result_summary(name: str, result: Result) -> str:
     environment = result.environment
     machine = environment.cpu_model or environment.machine
     lines = [f"**{cell_text(name)}**: {environment.cpus_usable} CPUs, {machine}, {environment.kernel}", ""]
-    lines += ["| cell | verdict |", "| --- | --- |"]
+    rows = []
     for cell in result.cells:
         for title, _, sentence in verdicts_of(cell):
-            where = ", ".join(filter(None, (cell.name, title)))
             rate = rate_of(cell)
-            lines.append(f"| {cell_text(where)} | {cell_text(sentence)}{' (' + rate + ')' if rate else ''} |")
-    return "\n".join(lines) + "\n"
+            rows.append([", ".join(filter(None, (cell.name, title))), f"{sentence} ({rate})" if rate else sentence])
+    return "\n".join([*lines, *table(["cell", "verdict"], rows, "---")])

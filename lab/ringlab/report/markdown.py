@@ -40,9 +40,9 @@ def cell_text(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def table(headings: list[str], rows: list[list[str]]) -> list[str]:
-    """Return the lines of a table, numbers to the right."""
-    lines = [f"| {' | '.join(map(cell_text, headings))} |", f"| --- |{' ---: |' * (len(headings) - 1)}"]
+def table(headings: list[str], rows: list[list[str]], others: str = "---:") -> list[str]:
+    """Return the lines of a table; all columns but the first have their texts at the right, or else as `others` says."""
+    lines = [f"| {' | '.join(map(cell_text, headings))} |", f"| --- |{f' {others} |' * (len(headings) - 1)}"]
     return lines + [f"| {' | '.join(map(cell_text, row))} |" for row in rows] + [""]
 
 
@@ -66,8 +66,7 @@ def goals(result: Result) -> list[str]:
     rows = [[each.goal, each.arm, each.verdict, each.sentence] for each in result.goals]
     if not rows:
         return []
-    lines = ["## Goals", "", "| goal | arm | verdict | measured |", "| --- | --- | --- | --- |"]
-    return lines + [f"| {' | '.join(map(cell_text, row))} |" for row in rows] + [""]
+    return ["## Goals", "", *table(["goal", "arm", "verdict", "measured"], rows, "---")]
 
 
 def render_cell(cell: Cell) -> list[str]:
