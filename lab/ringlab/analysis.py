@@ -29,7 +29,7 @@ RESTLESS_SHARE = 0.01
 TOLD_MAX = 11.0
 """A ratio further off is told as nothing known."""
 PRAISE = {"us": ("fastest", "costs"), "ns": ("fastest", "takes"), "bytes": ("smallest", "needs")}
-"""What the best arm is by the unit of its figure, and what the others do."""
+"""The praise of the best arm by the unit of its figure, and the verb of the others."""
 WAITED_MAX = 0.05
 """The share of a window that servers may wait for a CPU: each arm in its median sample."""
 RATE_KEPT = 0.97

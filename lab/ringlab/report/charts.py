@@ -74,7 +74,7 @@ class Row:
     low: float
     high: float
     figure: str
-    """What stands at the right."""
+    """The text at the right."""
     title: str = ""
     verdict: str = ""
 
