@@ -64,7 +64,8 @@ def compared(value: float, interval: tuple[float, float] | None = None, *, whole
         parts = [significant(each, digits) if each >= 0.1 else "0" for each in (value, low, high)]
         return f"{parts[0]} times ({parts[1]} to {parts[2]})" if interval and whole else f"{parts[0]} times"
     wide = high - low >= 0.02 or (interval is None and abs(value - 1) >= 0.1)
-    decimals = 0 if wide and abs(value - 1) >= 0.005 else 1
+    # None that isn't 0 is written as 0.
+    decimals = 0 if wide and min(abs(each - 1) for each in (value, low, high)) >= 0.005 else 1
 
     def percent_of(part: float) -> str:
         return f"{100 * abs(part - 1):.{decimals}f}%"

@@ -292,6 +292,7 @@ def test_times_have_the_unit_that_suits_them(value_ns: float, text: str) -> None
         (0.63, 0.58, 0.70, "37% less (30 to 42%)"),
         (1.01, 0.97, 1.06, "1% more (3% less to 6% more)"),
         (0.998, 0.982, 1.014, "0.2% less (1.8% less to 1.4% more)"),
+        (1.07, 1.002, 1.14, "7.0% more (0.2 to 14.0%)"),
         (1.203, 1.194, 1.213, "20.3% more (19.4 to 21.3%)"),
         (1.2, 0.9, 2.5, "20% more (10% less to 2.5 times)"),
         (8.7, 8.2, 9.3, "8.7 times (8.2 to 9.3)"),
