@@ -1,7 +1,10 @@
 """The contents of target.toml, what is wrong with one that can't be used, and how targets are found and built."""
 
 import os
+import re
+import shutil
 import signal
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -369,3 +372,32 @@ def test_an_install_hint_fits_the_python(version: str, hint: str, tmp_path: Path
     install = manifest.detect_all(arm).install
     assert install.startswith(hint)
     assert install.endswith(f"{sys.executable} -m pip install library")
+
+
+def may_mount() -> bool:
+    """Say whether this process may mount folders, as the use of a Debian tree needs."""
+    return os.geteuid() == 0 and not subprocess.run(["unshare", "--mount", "true"], check=False).returncode
+
+
+@pytest.mark.skipif(not may_mount(), reason="this needs root, and the right to mount")
+def test_a_command_in_a_debian_tree_sees_sources_where_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree, here, sources = (tmp_path / name for name in ("tree", "here", "my sources"))
+    for folder in (tree / "proc", tree / "dev", here, sources):
+        folder.mkdir(parents=True)
+    libraries = subprocess.run(["ldd", "/bin/sh", "/bin/cat"], capture_output=True, text=True, check=True).stdout
+    for path in {"/bin/sh", *re.findall(r"/\S+(?= \(0x)", libraries)}:
+        (tree / path[1:]).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, tree / path[1:])
+    shutil.copy("/bin/cat", tree / "bin" / "only-in-the-tree")
+    for folder in (here, sources):
+        (folder / "file").write_text(f"of {folder.name};")
+    monkeypatch.setenv("RINGLAB_DEBIAN", str(tree))
+    monkeypatch.setenv("RINGLAB_SOME_NAME_SOURCE", str(sources))
+    monkeypatch.setenv("RINGLAB_OTHER_SOURCE", str(tmp_path / "does not exist"))
+    program = manifest.default_folder() / "support" / "in-debian"
+    command = [str(program), "only-in-the-tree", "file", f"{sources}/file"]
+    shown = subprocess.run(command, cwd=here, capture_output=True, text=True, check=False)
+    assert (shown.stdout, shown.stderr) == ("of here;of my sources;", "")
+    assert not any((tree / str(sources)[1:]).iterdir()), "the mount outlives the command"
