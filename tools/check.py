@@ -377,6 +377,13 @@ def conformance(python: Interpreter, *, in_quick: bool) -> Step:
     return Step(f"conformance 3.{python.minor}", covers, command, "either", needs, in_quick)
 
 
+WITH_KIO = f"""
+[ -z "$RINGLAB_KIO_SOURCE" ] || [ -n "$RINGLAB_DEBIAN" ] || {{ {TREE} --clang && export RINGLAB_DEBIAN="$PWD/target/pythons"; }}
+exec "$@"
+"""
+"""How a shell runs the lab's long tests: where somebody has the sources of kio, it is a target, built with clang of the Debian tree."""
+
+
 def long_steps(main: Interpreter, newest: Interpreter) -> Iterator[Step]:
     """Yield the steps that take too long for each commit. The workflow in .github runs these as jobs of their own."""
     wheels = "target/test-package"
@@ -403,8 +410,8 @@ def long_steps(main: Interpreter, newest: Interpreter) -> Iterator[Step]:
         ),
         (
             "the lab's long tests",
-            "every target and cell can be measured; simulated verdicts",
-            main.make("lab", "ARGS=test-long"),
+            "every target and cell can be measured, kio too if RINGLAB_KIO_SOURCE names its sources; simulated verdicts",
+            ["sh", "-c", WITH_KIO, "sh", *main.make("lab", "ARGS=test-long")],
         ),
     ):
         needs = ("make test-package",) if wheels in command else ("make build",)

@@ -4,7 +4,7 @@ set -euo pipefail
 
 usage() {
     cat <<'END'
-usage: tools/pythons.sh [--dir DIR] [--rust] [COMMAND [WORD...]]
+usage: tools/pythons.sh [--dir DIR] [--rust] [--clang] [COMMAND [WORD...]]
        tools/pythons.sh [--dir DIR] --remove
 
 Run COMMAND in a Debian tree that has CPython 3.14 and 3.15 with their headers and their own tests, a C compiler, the
@@ -18,6 +18,7 @@ it. Without a COMMAND the tree is created, and the versions are printed.
     --dir DIR   where the tree is; the default is target/pythons
     --rust      use Debian's Rust instead of this machine's, and install its standard library's source and clang, which
                 the sanitizers need. This takes another 2 GB the first time
+    --clang     install clang, a C++ library and liburing, with which the lab builds kio
     --remove    remove the tree
     --help      print this help
 
@@ -84,6 +85,7 @@ make_tree() {
     )
     [ -n "$sysroot" ] || packages+=(cargo)
     [ -z "$rust" ] || packages+=(rust-src clang libclang-rt-dev)
+    [ -z "$clang" ] || packages+=(clang g++ liburing-dev)
     install_packages "${packages[@]}"
 }
 
@@ -132,6 +134,7 @@ repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 tree=$repository/target/pythons
 remove=
 rust=
+clang=
 arguments=("$@")
 while [ $# -gt 0 ]; do
     case $1 in
@@ -142,6 +145,7 @@ while [ $# -gt 0 ]; do
         shift 2
         ;;
     --rust) rust=1 && shift ;;
+    --clang) clang=1 && shift ;;
     --remove) remove=1 && shift ;;
     --) shift && break ;;
     -*) fail "unknown option $1; see --help" ;;

@@ -1,5 +1,7 @@
 """tools/check.py: what it plans, and how it judges steps that are small programs."""
 
+import os
+import subprocess
 import sys
 
 import pytest
@@ -207,3 +209,28 @@ def test_the_tables_of_a_check(tmp_path, monkeypatch):
     assert "| together | 2.1 | 3.0 |" in text
     assert "| tests/tcp | python-3.11 | 2 | 1.6 | 0.6 |" in text
     assert text.index("test_slow[a\\|b]") < text.index("test_quick")
+
+
+@pytest.mark.parametrize(
+    ("variables", "status", "printed"),
+    [
+        ({}, 0, "lab ARGS=test-long, no tree"),
+        ({"RINGLAB_KIO_SOURCE": "/kio"}, 0, "tree --clang\nlab ARGS=test-long, {here}/target/pythons"),
+        ({"RINGLAB_KIO_SOURCE": "/kio"}, 77, "tree --clang\nlab ARGS=test-long, no tree"),
+        ({"RINGLAB_KIO_SOURCE": "/kio", "RINGLAB_DEBIAN": "/mine"}, 0, "lab ARGS=test-long, /mine"),
+    ],
+)
+def test_the_lab_has_a_tree_with_clang_where_kios_sources_are(variables, status, printed, tmp_path):
+    (step,) = check.choose(check.plan(ALL, "0" * 40), ["the lab's long tests"], everything=False)[-1:]
+    programs = {
+        check.TREE: f'echo tree "$@"; exit {status}',
+        "bin/make": 'echo "$2 $3, ${RINGLAB_DEBIAN:-no tree}"',
+    }
+    for name, script in programs.items():
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("RINGLAB_")}
+    environment = inherited | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"} | variables
+    found = subprocess.run(step.command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout.strip()) == (0, printed.format(here=tmp_path))

@@ -19,6 +19,7 @@ def test_help(option):
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.startswith("usage: tools/pythons.sh ")
     assert "--rust" in result.stdout
+    assert "--clang" in result.stdout
     assert "--remove" in result.stdout
 
 
