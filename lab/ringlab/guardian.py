@@ -59,10 +59,14 @@ def watch(line: int, first: int) -> int | None:
         readable, _, _ = select.select([line, woken], [], [])
         if woken in readable:
             os.read(woken, 4096)
-        elif not (said := os.read(line, 1)):
+            continue
+        try:
+            said = os.read(line, 1)
+        except OSError:  # The lab was killed before it has read what was said to it.
             return None
-        else:
-            os.kill(first, said[0])
+        if not said:
+            return None
+        os.kill(first, said[0])
 
 
 def end_all(first: int) -> int | None:
@@ -93,8 +97,11 @@ def main(line: int, command: list[str]) -> None:
         sys.exit(127)
     with contextlib.suppress(OSError):  # The lab has ended meanwhile, which shows next.
         os.write(line, str(first).encode())
-    status = watch(line, first)
-    last = end_all(first)
+    status = None
+    try:
+        status = watch(line, first)
+    finally:
+        last = end_all(first)
     code = os.waitstatus_to_exitcode(last or 0 if status is None else status)
     if code < 0:
         # Without a second core file.

@@ -525,22 +525,14 @@ def find_sockets(server: Server, client: socket.socket | None) -> tuple[list[soc
     return found, len(inodes), hindrance
 
 
-def check_owner(server: Server, client: socket.socket | None, wait_s: float = 0.0) -> None:
-    """Raise SampleFailed where a process that isn't the server's listens at its port, or has accepted a connection there.
-
-    A connection may yet have to be accepted.
-    """
-    deadline = time.monotonic() + wait_s
-    # The kernel gives an inode to what was accepted.
-    while (inodes := inodes_of(server, client)) <= {"0"} and time.monotonic() < deadline:
-        time.sleep(ACCEPT_LOOK_S)
+def check_listener(server: Server) -> None:
+    """Raise SampleFailed where a process that isn't the server's listens at its port."""
+    inodes = inodes_of(server, None)
     own = set(server.tree())
     # No descriptor was found: io_uring can hold sockets without descriptors.
     if inodes and not owners(own, inodes):
-        # A child that the server has started for the connection may be younger than `own`.
         for pid in owners(set(psutil.pids()) - own, inodes) - set(server.tree()):
-            does = "listens on" if client is None else "has accepted a connection at"
-            raise SampleFailed(f"process {pid}, which isn't the server's, {does} port {server.port}")
+            raise SampleFailed(f"process {pid}, which isn't the server's, listens on port {server.port}")
 
 
 def owners(pids: Iterable[int], inodes: Container[str]) -> set[int]:
@@ -625,22 +617,20 @@ def listen_backlog(listener: socket.socket) -> int:
 
 
 def check_connection(server: Server) -> list[results.Check]:
-    """Check whose an accepted socket is, and its options, after something has gone to and fro.
+    """Check the options of an accepted socket, after something has gone to and fro.
 
     What a server of applications is sent first depends on the cell, and so the load generator does that (runner.Race.first_client).
     """
+    if server.kind in APPLICATIONS:
+        return []
     message = b"ringlab looks at this connection"
     greeting = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" if server.kind == "http" else message
     try:
         with socket.create_connection((server.host, server.port), PROBE_TIMEOUT_S) as client:
-            if server.kind in APPLICATIONS:
-                check_owner(server, client, ACCEPT_TIMEOUT_S)
-                return []
             client.sendall(greeting)
             if server.kind == "discard":
                 # It answers the end alone, and then closes the connection: whether it has accepted it is looked up until it has.
                 checks = check_accepted(server, client, ACCEPT_TIMEOUT_S)
-                check_owner(server, client, PROBE_TIMEOUT_S)
                 client.shutdown(socket.SHUT_WR)
                 count = first_answer(server, client, len(b"%d\n" % len(message)))
                 if count != b"%d\n" % len(message):
@@ -650,8 +640,6 @@ def check_connection(server: Server) -> list[results.Check]:
                 return checks
             # The answer shows that the server has the connection in hand.
             first_answer(server, client, 1 if server.kind == "http" else len(greeting))
-            # A process that isn't below the server's guardian wouldn't be accounted for.
-            check_owner(server, client)
             return check_accepted(server, client)
     except OSError as error:
         raise SampleFailed(f"the server doesn't accept a connection: {error}{server.last_words()}") from None
@@ -702,5 +690,5 @@ def verify(server: Server) -> list[results.Check]:
     """
     if platform.system() != "Linux":  # pragma: no cover
         raise SampleFailed("ringlab measures on Linux only")
-    check_owner(server, None)
+    check_listener(server)
     return [*check_listening(server), *check_connection(server)]

@@ -200,7 +200,9 @@ class Ceiling:
     client_cpu_fraction: float
     text: str = ""
     rates: Annotated[list[float | None], "By round; null where it failed."] = field(default_factory=list)
-    client_us_per_operation: Annotated[float, "Of its CPU, in the first round; 0 where it isn't known."] = 0.0
+    client_us_per_operation: Annotated[
+        float, "Of its CPU, at most, in the round that took least; 0 where it isn't known."
+    ] = 0.0
 
 
 @dataclass(kw_only=True)

@@ -756,11 +756,12 @@ class Race:
             if cell.ceiling is None:
                 busy = workloads.busy_fraction(event)
                 cell.ceiling = results.Ceiling(operations_per_s=rate, client_cpu_fraction=busy)
-                cell.ceiling.client_us_per_operation = (
-                    event["ceiling"].get("client_busy_ns_per_operation") or 0.0
-                ) / 1e3
                 cell.ceiling.rates = [None] * (number - 1)
-        except (SampleFailed, KeyError, TypeError) as failure:
+            # Of two upper bounds the lower: being busy includes waiting for a CPU, and CPU time includes looking for events.
+            cpu_ns = event["client"]["cpu_ns"] / event["operations"]
+            spent_us = min(event["ceiling"]["client_busy_ns_per_operation"], cpu_ns) / 1e3
+            cell.ceiling.client_us_per_operation = min(cell.ceiling.client_us_per_operation or spent_us, spent_us)
+        except (SampleFailed, KeyError, TypeError, ZeroDivisionError) as failure:
             self.note(f"no ceiling for {plan.name}: {failure}")
         if cell.ceiling is not None:
             cell.ceiling.rates.append(rate)

@@ -196,3 +196,11 @@ def children() -> set[int]:
     for task in os.listdir("/proc/self/task"):
         found |= set(map(int, Path(f"/proc/self/task/{task}/children").read_text().split()))
     return found
+
+
+def worker_of(server: process.Server) -> int:
+    """Return the only other process of a server, which has answered: the one between them may yet have to end."""
+    while len(tree := server.tree()) != 2:
+        time.sleep(0.01)
+    assert tree[0] == server.pid
+    return tree[1]

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from conftest import MakeTargets, children
+from conftest import MakeTargets, children, worker_of
 from ringlab import execution, generator, manifest
 from ringlab.process import SampleFailed, Server, verify
 
@@ -148,7 +148,7 @@ def test_the_work_of_a_hidden_worker_counts(make_targets: MakeTargets) -> None:
     (arm,) = manifest.discover(make_targets(one=1.0, faults={"one": "hands-over"}))
     with Server(arm, "echo", 1) as server:
         verify(server)  # It has answered then.
-        (worker,) = set(server.tree()) - {server.pid}
+        worker = worker_of(server)
         assert psutil.Process(worker).environ() == {}
         assert psutil.Process(worker).ppid() == server.guardian
         load = ["--connections", "2", "--size", "64", "--warm-up", "0.1", "--window", "1", "--timeout", "50"]

@@ -1,6 +1,8 @@
 """Servers that misbehave, and a lab that is interrupted at a bad moment: whatever was started ends, and what it did is told."""
 
+import contextlib
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -18,7 +20,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from conftest import CALL_SOON, FAST, MakeTargets, command_of, lives, wait_until_gone
+from conftest import CALL_SOON, FAST, MakeTargets, command_of, lives, wait_until_gone, worker_of
 from ringlab import cli, execution, guarded, manifest, process, session, system_calls
 
 pytestmark = [pytest.mark.usefixtures("fake_load"), pytest.mark.timeout(300)]
@@ -118,22 +120,22 @@ def test_a_worker_that_has_left_the_servers_tree_is_one_of_its_processes(fault: 
     (arm,) = manifest.discover(make_targets(one=1.0, faults={"one": fault}))
     with process.Server(arm, "echo", 1) as server:
         process.verify(server)
-        assert len(server.tree()) == len(set(server.tree())) == 2
-        assert server.tree()[0] == server.pid
+        worker = worker_of(server)
         assert execution.account_words(server) == [
             "--account", str(server.pid), "--account-below", str(server.guardian)
         ]  # fmt: skip
-        workers = set(server.tree()) - {server.pid}
-    wait_until_gone(workers.pop())
+    wait_until_gone(worker)
 
 
-def test_a_worker_that_the_server_has_not_started_is_not_measured(outside: int, make_targets: MakeTargets) -> None:
-    """Nor is what is declared of its sockets what finds it."""
-    (arm,) = manifest.discover(make_targets(one=1.0, faults={"one": "hands-outside"}))
-    arm = replace(arm, declares=replace(arm.declares, nodelay=None))
-    message = f"process {outside}, which isn't the server's, has accepted a connection at port"
-    with pytest.raises(process.SampleFailed, match=message), process.Server(arm, "echo", 1) as server:
-        process.verify(server)
+@pytest.mark.parametrize("fault", ["", "hands-over", "hands-outside"])
+def test_a_worker_that_the_server_has_not_started_is_found(fault: str, outside: int, make_targets: MakeTargets) -> None:
+    (arm,) = manifest.discover(make_targets(one=1.0, faults={"one": fault}))
+    message = rf"process {outside} \(.*\) has connections to the server and isn't below it"
+    with process.Server(arm, "echo", 1) as server, socket.create_connection((server.host, server.port)) as client:
+        client.sendall(b"hello")
+        assert client.recv(5) == b"hello"
+        with pytest.raises(process.SampleVoid, match=message) if fault == "hands-outside" else contextlib.nullcontext():
+            process.check_owners(server)
 
 
 def test_nothing_in_a_servers_environment_is_of_the_lab(
@@ -150,7 +152,7 @@ def test_a_worker_that_has_left_the_servers_tree_and_takes_too_much_memory_is_en
     (arm,) = manifest.discover(make_targets(one=1.0, faults={"one": "worker-leaves-leaks"}))
     with process.Server(arm, "echo", 1) as server:
         process.verify(server)
-        (worker,) = set(server.tree()) - {server.pid}
+        worker = worker_of(server)
         with (
             pytest.raises(process.SampleFailed, match="the server's memory grew from"),
             process.MemoryWatch(server, 60e6),
@@ -212,6 +214,22 @@ child = guarded.Guarded(["sleep", "600"], stdout=subprocess.DEVNULL)
 print(child.first, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
+
+
+def test_a_guardian_whose_lab_is_gone_before_it_has_listened_ends_the_command(tmp_path: Path) -> None:
+    """The kernel then resets the connection to the lab, and doesn't end it."""
+    line, other = socket.socketpair()
+    marker = tmp_path / "pid"
+    words = [sys.executable, "-IS", guarded.GUARDIAN, str(other.fileno()), "sh", "-c", f"echo $$ > {marker}; sleep 600"]
+    with other, subprocess.Popen(words, pass_fds=[other.fileno()]) as guardian:
+        other.close()
+        with line:
+            # What is said is there, and isn't read.
+            assert select.select([line], [], [])[0] == [line]
+            while not marker.exists() or not marker.read_text():
+                time.sleep(0.01)
+        assert guardian.wait() == -signal.SIGKILL
+    wait_until_gone(int(marker.read_text()))
 
 
 def test_the_guardian_runs_nothing_from_the_current_folder(tmp_path: Path) -> None:

@@ -60,8 +60,6 @@ pub(crate) struct Details {
 #[derive(Clone, Copy, Debug)]
 struct Kinship {
     parent: i32,
-    /// When the process began, in ticks.
-    began: u64,
     /// With those of children that were waited for.
     faults: u64,
     waited_faults: u64,
@@ -72,7 +70,6 @@ impl Kinship {
         let waited_faults = stat.field(11)?;
         Ok(Self {
             parent: stat.field(4)? as i32,
-            began: stat.field(22)?,
             faults: stat.field(10)? + waited_faults,
             waited_faults,
         })

@@ -245,6 +245,7 @@ OTHER_FIGURES = (
     ("latency_ns_max", "latency max", "ns", 1.0),
     ("server_cpu_percent", "server CPU, % of one CPU", "", 1.0),
     ("server_system_share", "of it in the kernel, %", "", 100.0),
+    ("run_delay_share", "threads waited for a CPU, % of the window", "", 100.0),
     ("server_threads", "threads", "", 1.0),
     ("voluntary_switches_per_operation", "voluntary context switches per 1,000 operations", "", 1e3),
     ("involuntary_switches_per_operation", "involuntary ones", "", 1e3),

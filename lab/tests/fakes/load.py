@@ -217,6 +217,7 @@ def main() -> None:
     elif trouble == "unconnected":
         result["connections"]["opened"] = asked - 1
     if options.workload == "ceiling":
+        result["client"]["cpu_ns"] = 5000 * operations
         result["ceiling"] = {"operations_per_s": result["operations_per_s"], "client_busy_ns_per_operation": 4000.0}
     elif trouble == "nothing":
         # As the real one tells of a window in which nothing was answered.
