@@ -88,7 +88,7 @@ pub(crate) fn measure(
                 ..Expected::default()
             };
             let host = process.address.to_string();
-            let requests = Requests::new(Requests::request("GET", "/", &host, &[], &[]), expected);
+            let requests = Requests::new(&Requests::request("GET", "/", &host, &[], &[]), expected);
             run::run(&settings, interrupted, failures, || requests.clone())
         }
     }?;

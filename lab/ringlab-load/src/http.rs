@@ -131,7 +131,7 @@ pub(crate) struct Requests {
 
 impl Requests {
     /// Repeats this request.
-    pub(crate) fn new(request: Vec<u8>, expected: Expected) -> Self {
+    pub(crate) fn new(request: &[u8], expected: Expected) -> Self {
         let together = (TOGETHER_BYTES / request.len()).clamp(1, TOGETHER);
         Self {
             request_bytes: request.len(),
@@ -593,7 +593,7 @@ mod tests {
     }
 
     fn requests() -> Requests {
-        Requests::new(get(&[]), expected(b"Hello, World!"))
+        Requests::new(&get(&[]), expected(b"Hello, World!"))
     }
 
     fn expected(body: &[u8]) -> Expected {
@@ -733,7 +733,7 @@ mod tests {
 
     #[test]
     fn another_status_and_a_part_of_the_body_can_be_expected() {
-        let take = |expected: Expected, response: &[u8]| match Requests::new(get(&[]), expected)
+        let take = |expected: Expected, response: &[u8]| match Requests::new(&get(&[]), expected)
             .take(REQUEST, &mut Response::default(), response)
             .map(|taken| taken.answer)
         {
@@ -769,7 +769,7 @@ mod tests {
     #[test]
     fn another_host_can_be_named() {
         let bytes =
-            |headers: &[String]| Requests::new(get(headers), Expected::default()).request_bytes;
+            |headers: &[String]| Requests::new(&get(headers), Expected::default()).request_bytes;
         let without = bytes(&[]);
         assert_eq!(without, "GET / HTTP/1.1\r\nHost: 1.2.3.4:5\r\n\r\n".len());
         let host = "host: example.org".to_owned();

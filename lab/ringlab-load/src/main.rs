@@ -199,7 +199,7 @@ fn measure_http(http: &Http, interrupted: &AtomicBool) -> anyhow::Result<Value> 
     let method = http.method.as_deref();
     let method = method.unwrap_or(if sent.is_empty() { "GET" } else { "POST" });
     let request = Requests::request(method, &http.path, host, &headers, &sent);
-    let mut requests = Requests::new(request, expected);
+    let mut requests = Requests::new(&request, expected);
     if settings.idle {
         requests = requests.idle();
     }
