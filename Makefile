@@ -26,7 +26,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 # All steps write to the same environment and the same cargo folder.
 .NOTPARALLEL:
-.PHONY: help build extension environment check check-all check-table test test-rust test-python test-interpreter test-applications test-long test-long-rust test-long-python lab test-modes test-free-threaded test-lock-order test-loom test-minimal test-ecosystem test-sanitizers test-ktls miri fuzz conformance autobahn suites compatibility-page serve-options h2spec quinn-tests soak wheels foreign-pythons try-wheels test-package licences crates deny semver ringlab-packages try-ringlab reproducible release-check peers bench bench-begins bench-loops bench-native docs lint lint-layers lint-wording lint-rust lint-python format clean prerequisites
+.PHONY: help build extension environment check check-all check-table test test-rust test-python test-interpreter test-applications test-long test-long-rust test-long-python lab test-modes test-free-threaded test-lock-order test-loom test-minimal test-ecosystem test-sanitizers test-ktls test-kernels miri fuzz conformance autobahn suites compatibility-page serve-options h2spec quinn-tests soak wheels foreign-pythons try-wheels test-package licences crates deny semver ringlab-packages try-ringlab reproducible release-check peers bench bench-begins bench-loops bench-native docs lint lint-layers lint-wording lint-rust lint-python format clean prerequisites
 
 python := $(VENV)/bin/python
 # uv installs packages in a tenth of pip's time, and pip where uv can't: without a wheel of uv, or with an index that only pip knows.
@@ -215,6 +215,10 @@ fuzz: prerequisites ## fuzz HTTP, TLS records and the driver; ARGS="--seconds N"
 test-ktls: prerequisites ## TLS in the kernel, in a virtual machine; needs qemu; ARGS="--kernel newest"
 	$(say) 'kernel TLS'
 	@$(PYTHON) tools/kernels.py ktls $(ARGS) || [ $$? = 77 ]
+
+test-kernels: prerequisites ## the driver's contract on four kernels of Debian's, in virtual machines; needs qemu
+	$(say) 'the driver on several kernels'
+	@$(PYTHON) tools/kernels.py contract $(ARGS) || [ $$? = 77 ]
 
 ##@ Other projects' tests
 conformance: extension ## CPython's own asyncio tests, on both backends; ARGS="-k NAME"

@@ -3,7 +3,8 @@
 
     kernels.py ktls              kernel TLS, on the kernel of Debian 12
     kernels.py measure           what kernel TLS saves, in instructions
-    kernels.py contract          the driver's contract, on all kernels in KERNELS
+    kernels.py contract          the contract of the driver and the tests of the reactor, on all kernels in KERNELS
+    kernels.py grants            what each of KERNELS grants; with --write, into the tables of docs/backends.md
 
 qemu emulates the machine, without KVM and without root. The kernel comes from Debian's archive, through apt-get, into the folder
 of cargo. Exits with 1 if a test fails or takes too long, and with 77 if a program is missing or a kernel cannot be had.
@@ -19,12 +20,15 @@ import platform
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 MISSING = 77
 MIRROR = "http://deb.debian.org/debian"
+DOCUMENT = ROOT / "docs/backends.md"
+BEGIN, END = "<!-- begin: tools/kernels.py -->", "<!-- end: tools/kernels.py -->"
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 BUSYBOX = Path("/bin/busybox")
 PROGRAMS = {
@@ -52,7 +56,7 @@ $b mkdir -p /dev/shm /dev/pts; $b mount -t tmpfs shm /dev/shm; $b mount -t devpt
 $b ifconfig lo 127.0.0.1 up; $b ip -6 addr add ::1/128 dev lo 2>/dev/null
 for round in 1 2 3; do for module in /modules/*.ko; do $b insmod $module 2>/dev/null; done; done
 export PATH=/bin HOME=/tmp TMPDIR=/tmp @ENVIRONMENT@
-echo "kernel $($b uname -r)"
+echo; echo "kernel $($b uname -r)"
 ulimit -n 65536
 cd /scratch
 @COMMANDS@
@@ -70,6 +74,28 @@ class Program:
 
     path: Path
     arguments: list[str]
+
+
+@dataclass
+class Outcome:
+    """The words of a guest, as far as they count."""
+
+    release: str = "?"
+    passed: set[str] = field(default_factory=set)
+    """The numbers of the programs that succeeded."""
+    grants: dict[str, dict[str, str]] = field(default_factory=dict)
+    """The answer for each feature, in groups."""
+
+    def hear(self, line: str) -> None:
+        """Interpret a line that the guest has printed."""
+        match line.split():
+            case ["kernel", release]:
+                self.release = release
+            case ["status", number, "0"]:
+                self.passed.add(number)
+        match line.split("\t"):
+            case ["grants", group, what, answer]:
+                self.grants.setdefault(group, {})[what] = answer
 
 
 def check_programs() -> None:
@@ -209,8 +235,8 @@ def make_initrd(kernel: Path, programs: list[Program], environment: dict[str, st
     return initrd
 
 
-def boot(kernel: Path, initrd: Path, programs: int, seconds: int, *, counts: bool) -> bool:
-    """Run the guest until it ends, print what it prints, and return whether all programs succeeded.
+def boot(kernel: Path, initrd: Path, seconds: int, *, counts: bool) -> Outcome:
+    """Run the guest until it ends, print what it prints, and return it.
 
     With `counts`, an instruction takes a nanosecond of the guest's time, so its CPU times are numbers of instructions.
     """
@@ -219,69 +245,109 @@ def boot(kernel: Path, initrd: Path, programs: int, seconds: int, *, counts: boo
     machine = [*speed, "-cpu", "max", "-m", "768", "-nographic", "-nic", "none", "-no-reboot"]
     start = ["-kernel", str(image), "-initrd", str(initrd), "-append", "console=ttyS0 panic=-1 quiet"]
     command = ["timeout", "--foreground", str(seconds), "qemu-system-x86_64", *machine, *start]
-    passed = set()
+    outcome = Outcome()
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, errors="replace"
     ) as guest:
         assert guest.stdout is not None
         for line in guest.stdout:
             text = line.rstrip()
-            words = text.split()
-            if len(words) == 3 and words[0] == "status":
-                passed |= {words[1]} if words[2] == "0" else set()
+            outcome.hear(text)
             print(f"  {text}", flush=True)
     if guest.returncode == 124:
         print(f"the virtual machine has not ended within {seconds} s", file=sys.stderr)
-    return len(passed) == programs
+    return outcome
 
 
 def run(
     name: str, suite: str, programs: list[Program], environment: dict[str, str], options: argparse.Namespace
-) -> bool:
+) -> Outcome:
     """Run programs on one kernel."""
     print(f"Linux {name} of Debian's {suite}", flush=True)
     kernel = Archive(options.folder, suite).kernel()
     initrd = make_initrd(kernel, programs, environment, options.folder / suite)
-    return boot(kernel, initrd, len(programs), options.seconds, counts=options.what == "measure")
+    return boot(kernel, initrd, options.seconds, counts=options.what == "measure")
+
+
+def tables(outcomes: Iterable[Outcome]) -> str:
+    """Return what the kernels grant, in Markdown: a table for each group, with a column for each kernel."""
+    outcomes = list(outcomes)
+    groups: dict[str, dict[str, None]] = {}
+    for outcome in outcomes:
+        for group, answers in outcome.grants.items():
+            groups.setdefault(group, {}).update(dict.fromkeys(answers))
+    parts = []
+    for group, features in groups.items():
+        rows = [[group, *(outcome.release for outcome in outcomes)], ["---"] * (1 + len(outcomes))]
+        rows += [
+            [feature, *(outcome.grants.get(group, {}).get(feature, "?") for outcome in outcomes)]
+            for feature in features
+        ]
+        parts.append("\n".join(f"| {' | '.join(row)} |" for row in rows))
+    return "\n\n".join(parts)
+
+
+def write_tables(text: str) -> None:
+    """Put the tables into the documentation."""
+    document = DOCUMENT.read_text()
+    before, rest = document.split(BEGIN)
+    _, after = rest.split(END)
+    DOCUMENT.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+
+
+def programs_for(what: str, arguments: list[str]) -> list[Program]:
+    """Build and return the programs that a choice of the command line runs."""
+    if what == "ktls":
+        built = build("ringloop", "--test", "kernel_tls", "--test", "tls", "--test", "cancellation")
+        filters = {"kernel_tls": [], "tls": [], "cancellation": ["tls::"]}
+        return [Program(path, filters[path.name.rsplit("-", 1)[0]] + arguments) for path in built]
+    if what == "measure":
+        return [
+            Program(path, ["--ignored", "--nocapture", "measuring"])
+            for path in build("ringloop", "--test", "kernel_tls")
+        ]
+    if what == "grants":
+        built = build("ringloop-driver", "--test", "contract") + build("ringloop", "--test", "kernel_tls")
+        return [Program(path, ["--ignored", "--nocapture", "what_is_granted"]) for path in built]
+    built = build("ringloop-driver", "--lib", "--test", "contract")
+    built += build("ringloop-reactor", "--test", "reactor", "--test", "interrupted")
+    return [Program(path, arguments) for path in built]
 
 
 def main() -> int:
     """Run what the command line asks for."""
     target = Path(os.environ.get("CARGO_TARGET_DIR", "target"))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["ktls", "measure", "contract"])
+    parser.add_argument("what", choices=["ktls", "measure", "contract", "grants"])
     parser.add_argument(
         "--kernel", action="append", choices=list(KERNELS), help="which kernels; may be given several times"
     )
     parser.add_argument("--folder", type=Path, default=target / "kernels", help="where kernels are kept")
     parser.add_argument("--seconds", type=int, default=1800, help="how long each virtual machine may run")
     parser.add_argument("arguments", nargs="*", help="for the tests, after --: for example -- --test-threads 1 NAME")
+    parser.add_argument("--write", action="store_true", help="write the tables of docs/backends.md")
     options = parser.parse_args()
     environment = {"RUST_TEST_THREADS": "2"}
+    kernels = options.kernel or (list(KERNELS) if options.what in {"contract", "grants"} else ["6.1"])
+    # 5.10 lacks ChaCha20-Poly1305: there, a refusal is no failure.
+    if options.what == "ktls" and "5.10" not in kernels:
+        environment["RINGLOOP_TEST_KERNEL_TLS"] = "1"
     try:
         check_programs()
-        if options.what == "ktls":
-            kernels = options.kernel or ["6.1"]
-            # 5.10 lacks ChaCha20-Poly1305: there, a refusal is no failure.
-            if "5.10" not in kernels:
-                environment["RINGLOOP_TEST_KERNEL_TLS"] = "1"
-            built = build("ringloop", "--test", "kernel_tls", "--test", "tls", "--test", "cancellation")
-            filters = {"kernel_tls": [], "tls": [], "cancellation": ["tls::"]}
-            programs = [Program(path, filters[path.name.rsplit("-", 1)[0]] + options.arguments) for path in built]
-        elif options.what == "measure":
-            kernels = options.kernel or ["6.1"]
-            arguments = ["--ignored", "--nocapture", "measuring"]
-            programs = [Program(path, arguments) for path in build("ringloop", "--test", "kernel_tls")]
-        else:
-            kernels = options.kernel or list(KERNELS)
-            programs = [Program(path, options.arguments) for path in build("ringloop-driver", "--test", "contract")]
-        results = {kernel: run(kernel, KERNELS[kernel], programs, environment, options) for kernel in kernels}
+        programs = programs_for(options.what, options.arguments)
+        outcomes = {kernel: run(kernel, KERNELS[kernel], programs, environment, options) for kernel in kernels}
     except UnavailableError as error:
         print(f"left out: {error}")
         return MISSING
-    for kernel, passed in results.items():
-        print(f"Linux {kernel}: {'passed' if passed else 'FAILED'}")
-    return 0 if all(results.values()) else 1
+    if options.what == "grants":
+        text = tables(outcomes.values())
+        print(text)
+        if options.write:
+            write_tables(text)
+    passed = {kernel: len(outcome.passed) == len(programs) for kernel, outcome in outcomes.items()}
+    for kernel, has_passed in passed.items():
+        print(f"Linux {kernel} ({outcomes[kernel].release}): {'passed' if has_passed else 'FAILED'}")
+    return 0 if all(passed.values()) else 1
 
 
 if __name__ == "__main__":

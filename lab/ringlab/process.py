@@ -56,13 +56,6 @@ MEMORY_LOOK_S = 0.1
 """At this interval, looking costs a few parts in ten thousand of a CPU."""
 MEMORY_LOOKS_PER_TREE = 30
 """Where the kernel doesn't list children, finding new processes reads about every process of the machine."""
-RUN_MODULE = """\
-import runpy, sys
-folder, module = sys.argv[1:3]
-del sys.argv[1:3]
-sys.path.append(folder)
-runpy.run_module(module, run_name="__main__", alter_sys=True)
-"""
 
 
 class SampleFailed(Exception):
@@ -127,14 +120,6 @@ def descendants(pid: int) -> list[int]:
                 with contextlib.suppress(OSError):
                     waiting += map(int, Path(f"/proc/{parent}/task/{thread}/children").read_text().split())
     return found[1:]
-
-
-def module_command(module: str, *words: str) -> list[str]:
-    """Return the command that runs a module of this package, found as it is here, also where it isn't installed.
-
-    `python -m` would look for all modules in the current folder first, which may be anyone's.
-    """
-    return [sys.executable, "-P", "-c", RUN_MODULE, str(Path(__file__).parents[1]), module, *words]
 
 
 def said(stderr: IO[bytes]) -> str:

@@ -5,6 +5,7 @@
 mod bounds;
 mod cancelling;
 mod files;
+mod kernel;
 mod lifecycle;
 mod load;
 mod operations;

@@ -8,6 +8,7 @@ mod certificates;
 mod common;
 mod ending;
 mod exchanging;
+mod granted;
 mod keys;
 mod measuring;
 mod sending;
