@@ -26,7 +26,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 # All steps write to the same environment and the same cargo folder.
 .NOTPARALLEL:
-.PHONY: help build extension environment check check-all check-table test test-rust test-python test-interpreter test-applications test-long test-long-rust test-long-python lab test-modes test-free-threaded test-lock-order test-loom test-minimal test-ecosystem test-sanitizers test-ktls test-kernels miri fuzz conformance autobahn suites compatibility-page serve-options h2spec quinn-tests soak wheels foreign-pythons try-wheels test-package licences crates deny semver ringlab-packages try-ringlab reproducible release-check peers bench bench-begins bench-loops bench-native docs lint lint-layers lint-wording lint-rust lint-python format clean prerequisites
+.PHONY: help build extension environment check check-all check-table test test-rust test-python test-interpreter test-applications test-long test-long-rust test-long-python lab test-modes test-free-threaded test-lock-order test-loom test-minimal test-ecosystem test-sanitizers test-ktls test-kernels miri fuzz conformance autobahn suites compatibility-page serve-options h2spec quinn-tests soak wheels foreign-pythons try-wheels test-package licences crates deny semver ringlab-packages try-ringlab reproducible release-check peers bench bench-begins bench-loops bench-native bench-services docs lint lint-layers lint-wording lint-rust lint-python format clean prerequisites
 
 python := $(VENV)/bin/python
 # uv installs packages in a tenth of pip's time, and pip where uv can't: without a wheel of uv, or with an index that only pip knows.
@@ -342,6 +342,10 @@ bench-native: peers ## the Rust runtimes and raw C, under 8 minutes; FULL=1 runs
 	$(say) 'the native runtime and its peers'
 	@$(VENV)/bin/ringlab targets --build --targets 'ringloop-rust-*,c-epoll,c-io_uring' >/dev/null
 	@$(VENV)/bin/ringlab run --preset native$(if $(FULL),-full) $(ARGS)
+
+bench-services: peers ## an HTTPS proxy and QUIC, on ringloop and on tokio, in 3 minutes; ARGS="proxy --workers 2"
+	$(say) 'services on ringloop and on tokio'
+	@$(python) tools/services.py $(ARGS)
 
 ##@ Write
 docs: extension $(VENV)/.ringlab-installed $(VENV)/.docs-installed ## the site, in target/docs; fails if a link is broken; ARGS="--result FILE"
