@@ -138,7 +138,7 @@ def test_what_arms_share_finds_a_difference_of_5_percent_in_fewer_rounds(
 
 STEP_S = 0.05
 START_S, GAP_S = 0.2, 0.02
-"""What a sample takes beyond warm-up and windows, and what a turn does."""
+"""The time that a sample takes beyond warm-up and windows, and that a turn takes."""
 WANDERING, MEMORY_S = 0.1, 2.0
 """By how much a shared machine's speed wanders, and for about how long it is much the same: measured on one, where windows of one process
 of a server in C scattered by 3% to 13%, and two that followed each other correlated by 0.2 to 0.6."""

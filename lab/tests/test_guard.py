@@ -202,7 +202,9 @@ def test_any_repository_is_guarded(somebodys: Somebodys) -> None:
     words = ("--base", base, "--start", START, "--path", "/items/7", "--expect-status", 201)
     found = somebodys.guard(*words, "--build", "test -f options && touch built")
     assert found.exit_code == 1, found.output
-    assert re.search(r"server@head is worse than server@base in server CPU per operation: (19|20)[.\d]*% more", found.output)
+    assert re.search(
+        r"server@head is worse than server@base in server CPU per operation: (19|20)[.\d]*% more", found.output
+    )
     result = results.Result.read(somebodys.root.parent / "out" / "result.json")
     (cell,) = result.cells
     assert cell.name == "http/50/closed"

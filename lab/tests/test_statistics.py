@@ -210,7 +210,7 @@ def test_a_window_without_a_figure_leaves_no_ratio_and_other_numbers_of_windows_
 
 
 def test_windows_within_processes_are_judged_as_scipys_test_of_the_processes_means_is() -> None:
-    """What a nested design asks of its outer level, if each process has as many windows."""
+    """Check the outer level against a nested design, if each process has as many windows."""
     random = np.random.default_rng(8)
     logs = random.normal(0.05, 0.02, (5, 1)) + random.normal(0, 0.03, (5, 4))
     found = statistics.estimate(statistics.log_ratios([tuple(each) for each in np.exp(logs)], [(1.0,) * 4] * 5))

@@ -1,4 +1,4 @@
-//! What the kernel grants, found out by asking it and by trying: `tools/kernels.py grants` runs this on several kernels,
+//! Finds out what the kernel grants, by asking it and by trying: `tools/kernels.py grants` runs this on several kernels,
 //! and makes the tables of docs/backends.md from it.
 
 use std::io::Write;

@@ -1,4 +1,4 @@
-//! What the kernel grants: `tools/kernels.py` runs this on several kernels, and makes a table of docs/backends.md from it.
+//! Finds out what the kernel grants: `tools/kernels.py` runs this on several kernels, and makes a table of docs/backends.md from it.
 
 use std::io::Write;
 
