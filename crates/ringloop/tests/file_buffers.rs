@@ -310,6 +310,20 @@ async fn open_direct(name: &str) -> Option<(Place, File)> {
 }
 
 #[test]
+fn a_file_for_direct_io_is_no_stream() {
+    on_both(|runtime| {
+        runtime.block_on(async {
+            let Some((_place, file)) = open_direct("stream").await else {
+                return;
+            };
+            let error = file.into_stream().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidInput);
+            assert!(error.to_string().contains("direct I/O"), "{error}");
+        });
+    });
+}
+
+#[test]
 fn direct_io_transfers_whole_blocks_and_says_what_it_needs() {
     on_both(|runtime| {
         runtime.block_on(async {

@@ -72,7 +72,7 @@ pub struct File {
     /// Whether all writes go to the end of the file.
     pub(super) appends: bool,
     /// Whether the kernel transfers to and from the buffers themselves.
-    is_direct: bool,
+    pub(super) is_direct: bool,
 }
 
 /// Takes a buffer back that was lent.

@@ -167,8 +167,16 @@ impl File {
     /// Converts to a stream of bytes, from the file's position on.
     ///
     /// # Errors
-    /// Returns the errors of lseek(2).
+    /// Returns the errors of lseek(2), and `InvalidInput` for a file that is opened for
+    /// [direct I/O](super::OpenOptions::direct): a stream has pieces of any size, which the kernel would refuse.
     pub fn into_stream(self) -> io::Result<FileStream> {
+        if self.is_direct {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "a file that is opened for direct I/O cannot be a stream: open it without `direct`, or use read_at and \
+                 write_at with an AlignedBuf",
+            ));
+        }
         Ok(FileStream {
             position: self.position()?,
             file: self,
