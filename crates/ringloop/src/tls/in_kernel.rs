@@ -164,9 +164,20 @@ impl<S: Stream> TlsStream<S> {
         wanted: usize,
         call: &mut dyn FnMut(BorrowedFd<'_>) -> io::Result<usize>,
     ) -> Poll<io::Result<usize>> {
+        let mut of_source = None;
         let sent = ready!(self.poll_kernel_write(context, |core, context| {
-            core.poll_write_by(context, call)
+            core.poll_write_by(context, |socket| match call(socket) {
+                // Nothing of the connection has failed: it may go on, and still has to end in order.
+                Err(error) if !is_of_socket(&error) => {
+                    of_source = Some(error);
+                    Ok(0)
+                }
+                sent => sent,
+            })
         }))?;
+        if let Some(error) = of_source {
+            return Poll::Ready(Err(error));
+        }
         if let Some(offloaded) = self.session.borrow_mut().offloaded()
             && (1..wanted).contains(&sent)
         {
@@ -207,6 +218,7 @@ impl<S: Stream> TlsStream<S> {
         while session.next_to_send().is_some() {
             match self.send_next(session) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 sent => sent?,
             }
         }
@@ -295,6 +307,34 @@ impl<S: Stream> TlsStream<S> {
     }
 }
 
+/// Whether an error of a call that moves bytes from a file or a pipe to a socket is the socket's, or only says to call again.
+/// All others are errors of the source, such as `EIO`. If one of them is the socket's after all, the next call says so.
+fn is_of_socket(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(
+            libc::EPIPE
+                | libc::ECONNRESET
+                | libc::ECONNABORTED
+                | libc::ECONNREFUSED
+                | libc::ETIMEDOUT
+                | libc::ENOTCONN
+                | libc::ESHUTDOWN
+                | libc::ENETDOWN
+                | libc::ENETUNREACH
+                | libc::ENETRESET
+                | libc::EHOSTDOWN
+                | libc::EHOSTUNREACH
+                | libc::EPROTO
+                | libc::EBADMSG
+                | libc::EMSGSIZE
+        )
+    ) || matches!(
+        error.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+    )
+}
+
 /// Something to send.
 pub(super) enum Next {
     /// New keys are announced.
@@ -305,4 +345,51 @@ pub(super) enum Next {
     Alert(u8, [u8; 2]),
     /// The part of a record that the kernel has, and for which it waits for more.
     HeldBack,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+    use std::sync::Arc;
+
+    use rustls::crypto::ring;
+    use rustls::{ClientConfig, RootCertStore};
+
+    use super::*;
+    use crate::net::UnixStream;
+    use crate::{Runtime, RuntimeConfig};
+
+    #[test]
+    fn only_an_error_of_the_socket_ends_writing() {
+        let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(RootCertStore::empty())
+            .with_no_client_auth();
+        let config = Arc::new(config);
+        Runtime::new(&RuntimeConfig::default())
+            .unwrap()
+            .block_on(async {
+                for (errno, ends) in [
+                    (libc::EIO, false),
+                    (libc::EISDIR, false),
+                    (libc::ESTALE, false),
+                    (libc::EPIPE, true),
+                    (libc::ECONNRESET, true),
+                    (libc::ETIMEDOUT, true),
+                ] {
+                    let (near, _far) = UnixStream::pair().unwrap();
+                    let name = "localhost".try_into().unwrap();
+                    let session = Session::client(Arc::clone(&config), name, false).unwrap();
+                    let stream = TlsStream::new(near, session);
+                    let mut results = [libc::EINTR, errno].into_iter();
+                    let mut call = |_: BorrowedFd<'_>| {
+                        Err(io::Error::from_raw_os_error(results.next().unwrap()))
+                    };
+                    let sent = poll_fn(|context| stream.poll_send_by(context, 1, &mut call)).await;
+                    assert_eq!(sent.unwrap_err().raw_os_error(), Some(errno));
+                    assert_eq!(stream.session.borrow().check_writing().is_err(), ends);
+                }
+            });
+    }
 }

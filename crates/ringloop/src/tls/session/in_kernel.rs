@@ -193,6 +193,8 @@ impl Session {
     pub(in crate::tls) fn after_sending(&mut self, sent: io::Result<usize>) -> io::Result<usize> {
         match (&sent, &mut self.side) {
             (Ok(count), Side::Kernel(offloaded)) => offloaded.note_sent(*count),
+            // It is called again.
+            (Err(error), _) if error.kind() == io::ErrorKind::Interrupted => {}
             (Err(_), _) => self.is_closed = true,
             _ => {}
         }
