@@ -32,4 +32,4 @@ pub use tcp::{TcpListener, TcpListenerOptions, TcpStream};
 pub use tcp_socket::{TcpKeepalive, TcpSocket};
 pub use udp::{Ecn, UdpBatch, UdpDatagram, UdpReceived, UdpSocket, UdpSocketOptions};
 pub use unix::{PeerCredentials, ToUnixAddress, UnixDatagram, UnixListener, UnixStream};
-pub(crate) use unix::{bind_unix_listener, unix_address};
+pub(crate) use unix::{bind_unix_socket, unix_address};

@@ -214,7 +214,7 @@ impl Server<AnyStream> {
     /// [`AnyStream`].
     ///
     /// A socket that is at the path already is replaced, also if a process still listens on it, so that a new process can
-    /// take over. Anything else there is an error. The server sets the socket's [permissions](Self::unix_mode), and removes
+    /// take over; if the server cannot start, it is put back. Anything else there is an error. The server sets the socket's [permissions](Self::unix_mode), and removes
     /// it when it ends, unless another one has taken its place. With a [restart path](Self::restart_path), the next process
     /// has the same socket.
     ///

@@ -41,6 +41,9 @@ fn main() {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments[..] {
         ["serve", backend, address, path] => serve(backend, address, Some(path)),
+        ["serve_privately", backend, address, path] => {
+            serve_with(Server::unix(address).unix_mode(0o600), backend, Some(path));
+        }
         ["fail", backend, address, path] => {
             let server = Server::unix(address).and("127.0.0.1:no-port");
             let server = server.pool_config(pool_config(backend.parse().unwrap()));
@@ -63,7 +66,15 @@ type Case = fn(&str);
 fn check_all() {
     for backend in backends() {
         let backend = &backend.to_string();
-        let cases: [(&str, Case); 8] = [
+        let cases: [(&str, Case); 10] = [
+            (
+                "a_path_that_is_no_longer_the_servers_is_bound_anew",
+                a_path_that_is_no_longer_the_servers_is_bound_anew,
+            ),
+            (
+                "a_path_that_is_no_longer_served_is_removed",
+                a_path_that_is_no_longer_served_is_removed,
+            ),
             (
                 "a_successor_that_cannot_start_leaves_the_unix_socket",
                 a_successor_that_cannot_start_leaves_the_unix_socket,
@@ -173,8 +184,12 @@ struct Program(Child);
 
 impl Program {
     fn start(backend: &str, address: &str, path: &Path) -> Self {
+        Self::start_as("serve", backend, address, path)
+    }
+
+    fn start_as(mode: &str, backend: &str, address: &str, path: &Path) -> Self {
         let child = Command::new(env::current_exe().unwrap())
-            .args(["serve", backend, address])
+            .args([mode, backend, address])
             .arg(path)
             .stdout(Stdio::piped())
             .spawn()
@@ -391,6 +406,55 @@ fn a_successor_that_cannot_start_leaves_the_unix_socket(backend: &str) {
     server.terminate();
     server.wait();
     assert!(!service.exists(), "it has left its socket");
+}
+
+fn a_path_that_is_no_longer_the_servers_is_bound_anew(backend: &str) {
+    let folder = Folder::new();
+    let (path, service) = (folder.socket(), folder.0.join("service.sock"));
+    let address = service.to_str().unwrap();
+    let mut server = Program::start(backend, address, &path);
+    let mut socket = until_replaced(&path, None);
+    // Somebody has removed it, and then another server has taken it.
+    for is_taken in [false, true] {
+        fs::remove_file(&service).unwrap();
+        let other = is_taken.then(|| UnixListener::bind(&service).unwrap());
+        let successor = Program::start(backend, address, &path);
+        socket = until_replaced(&path, Some(socket));
+        server.wait();
+        server = successor;
+        ask(address).unwrap();
+        drop(other);
+    }
+    server.terminate();
+    server.wait();
+    assert_eq!(fs::read_dir(&folder.0).unwrap().count(), 0);
+}
+
+fn a_path_that_is_no_longer_served_is_removed(backend: &str) {
+    let folder = Folder::new();
+    let path = folder.socket();
+    let services = ["one.sock", "other.sock"].map(|name| folder.0.join(name));
+    let [one, other] = services.each_ref().map(|path| path.to_str().unwrap());
+    let mode = |path: &str| {
+        let permissions = fs::metadata(path).unwrap().permissions();
+        std::os::unix::fs::PermissionsExt::mode(&permissions) & 0o777
+    };
+    let server = Program::start(backend, one, &path);
+    let socket = until_replaced(&path, None);
+    let next = Program::start(backend, other, &path);
+    let socket = until_replaced(&path, Some(socket));
+    server.wait();
+    until("the path is gone", || !Path::new(one).exists());
+    assert_eq!(mode(other), 0o666);
+    // Permissions that are asked for are set where the socket is handed over, too.
+    let last = Program::start_as("serve_privately", backend, other, &path);
+    until_replaced(&path, Some(socket));
+    next.wait();
+    assert_eq!(mode(other), 0o600);
+    ask(other).unwrap();
+    last.terminate();
+    last.wait();
+    assert_eq!(fs::read_dir(&folder.0).unwrap().count(), 0);
 }
 
 fn what_is_in_the_way_is_kept(backend: &str) {

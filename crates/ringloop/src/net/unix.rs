@@ -1,14 +1,12 @@
 //! Unix sockets.
 
 use std::ffi::{OsStr, OsString};
-use std::fs;
 use std::future::{Future, poll_fn};
 use std::io::{self, IoSliceMut};
 use std::net::Shutdown;
 use std::os::fd::AsFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::task::{Poll, ready};
@@ -116,18 +114,9 @@ fn to_kernel(address: &SocketAddr) -> io::Result<SockAddr> {
     SockAddr::unix(OsStr::from_bytes(&name))
 }
 
-/// Creates a socket that listens at a path or a name. A path gets these permissions before anybody can connect.
-pub(crate) fn bind_unix_listener(
-    address: &SocketAddr,
-    backlog: u32,
-    mode: u32,
-) -> io::Result<Socket> {
-    let socket = bound(Type::STREAM, address)?;
-    if let Some(path) = address.as_pathname() {
-        fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
-    }
-    socket.listen(i32::try_from(backlog).unwrap_or(i32::MAX))?;
-    Ok(socket)
+/// Creates a socket for connections that is bound to a path or a name, and does not listen yet.
+pub(crate) fn bind_unix_socket(address: &SocketAddr) -> io::Result<Socket> {
+    bound(Type::STREAM, address)
 }
 
 /// The address of a Unix socket, as the kernel says it; `None` for other families.

@@ -9,7 +9,7 @@ use std::io::{self, Read, Write};
 use std::mem;
 use std::net::Shutdown;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process;
@@ -18,10 +18,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use socket2::SockRef;
+use socket2::{SockRef, Socket};
 
 use super::listeners::Listening;
-use super::paths::identify;
+use super::paths::SocketFile;
 use super::service::Service;
 use crate::sys;
 
@@ -95,6 +95,7 @@ impl Restart {
             let _ = predecessor.write_all(&[READY]);
             has_successor.store(false, Ordering::Release);
         }
+        service.settle();
         Ok(offer)
     }
 }
@@ -129,16 +130,39 @@ fn take(mut link: UnixStream) -> io::Result<(UnixStream, Vec<Listening>)> {
     link.write_all(&[TAKE])?;
     let mut count = [0; 4];
     link.read_exact(&mut count)?;
-    let mut are_shared = vec![0; u32::from_le_bytes(count) as usize];
-    link.read_exact(&mut are_shared)?;
-    let received = sys::receive_descriptors(link.as_fd(), are_shared.len())?;
-    let sockets = received.into_iter().zip(are_shared);
-    let sockets = sockets.map(|(socket, is_shared)| Listening {
-        socket: socket.into(),
-        is_shared: is_shared != 0,
-        is_copy: false,
-    });
+    let mut notes = vec![[0; NOTE_BYTES]; u32::from_le_bytes(count) as usize];
+    link.read_exact(notes.as_flattened_mut())?;
+    let received = sys::receive_descriptors(link.as_fd(), notes.len())?;
+    let sockets = received.into_iter().zip(&notes);
+    let sockets = sockets.map(|(socket, note)| read_note(socket.into(), note));
     Ok((link, sockets.collect()))
+}
+
+/// The size of what is said about each socket: whether it is shared, and the device and the inode of its file, or zeroes.
+const NOTE_BYTES: usize = 17;
+
+fn note(own: &Listening) -> [u8; NOTE_BYTES] {
+    let (device, inode) = own.file.unwrap_or_default();
+    let mut note = [0; NOTE_BYTES];
+    note[0] = u8::from(own.is_shared);
+    note[1..9].copy_from_slice(&device.to_le_bytes());
+    note[9..].copy_from_slice(&inode.to_le_bytes());
+    note
+}
+
+fn read_note(socket: Socket, note: &[u8; NOTE_BYTES]) -> Listening {
+    let number = |from: usize| {
+        let mut bytes = [0; 8];
+        bytes.copy_from_slice(&note[from..from + 8]);
+        u64::from_le_bytes(bytes)
+    };
+    let file = (number(1), number(9));
+    Listening {
+        socket,
+        is_shared: note[0] != 0,
+        is_copy: false,
+        file: (file != (0, 0)).then_some(file),
+    }
 }
 
 /// The thread that offers the sockets.
@@ -188,8 +212,8 @@ impl Offering {
         self.has_successor.store(true, Ordering::Release);
         let count = u32::try_from(self.sockets.len()).unwrap_or(u32::MAX);
         link.write_all(&count.to_le_bytes())?;
-        let are_shared = self.sockets.iter().map(|socket| u8::from(socket.is_shared));
-        link.write_all(&are_shared.collect::<Vec<_>>())?;
+        let notes: Vec<_> = self.sockets.iter().map(note).collect();
+        link.write_all(notes.as_flattened())?;
         let lent: Vec<_> = self.sockets.iter().map(|own| own.socket.as_fd()).collect();
         sys::send_descriptors(link.as_fd(), &lent)?;
         // It may take long to start.
@@ -239,8 +263,7 @@ impl Drop for Offer {
 #[derive(Debug)]
 struct Place {
     path: PathBuf,
-    /// Its device and inode.
-    identity: (u64, u64),
+    file: SocketFile,
 }
 
 impl Place {
@@ -261,11 +284,11 @@ impl Place {
         }
         let listener = UnixListener::bind(&beside)?;
         let place = Self {
-            identity: identify(&beside)?,
+            file: SocketFile::open(&beside)?,
             path: beside,
         };
         // Each end also checks the other one's user.
-        fs::set_permissions(&place.path, fs::Permissions::from_mode(0o600))?;
+        place.file.set_mode(0o600)?;
         Ok((place, listener))
     }
 
@@ -279,7 +302,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        if identify(&self.path).is_ok_and(|identity| identity == self.identity) {
+        if self.file.is_at(&self.path) {
             let _ = fs::remove_file(&self.path);
         }
     }
@@ -358,6 +381,7 @@ mod tests {
             addresses: addresses(&sockets),
             unix_addresses: Vec::new(),
             paths: Vec::new(),
+            left: Vec::new(),
             stop: Stop::new(channel::bounded(1).0),
             counters: Vec::new(),
             sockets,
@@ -379,6 +403,7 @@ mod tests {
             socket: TcpListener::bind("127.0.0.1:0").unwrap().into(),
             is_shared,
             is_copy: false,
+            file: None,
         });
         let mut service = service(sockets.into());
         let (restart, taken) = Restart::begin(path.to_owned()).unwrap();

@@ -1,7 +1,7 @@
 //! The sockets that a server listens on, and how its workers share them.
 
 use std::io;
-use std::net::{SocketAddr, TcpListener as StdListener, ToSocketAddrs};
+use std::net::{Shutdown, SocketAddr, TcpListener as StdListener, ToSocketAddrs};
 use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener as StdUnixListener};
@@ -10,8 +10,8 @@ use std::sync::atomic::AtomicBool;
 
 use socket2::{SockAddr, Socket};
 
-use super::paths::PathGuard;
-use crate::net::{TcpListener, TcpListenerOptions, bind_unix_listener, unix_address};
+use super::paths::{Identity, PathGuard};
+use crate::net::{TcpListener, TcpListenerOptions, bind_unix_socket, unix_address};
 use crate::sys;
 
 /// A place to listen on.
@@ -94,6 +94,8 @@ pub(super) struct Listening {
     pub(super) is_shared: bool,
     /// Whether it is a second descriptor of a socket that another worker has, too.
     pub(super) is_copy: bool,
+    /// The file of a Unix socket whose path is the server's to remove.
+    pub(super) file: Option<Identity>,
 }
 
 impl Listening {
@@ -102,6 +104,7 @@ impl Listening {
             socket,
             is_shared: false,
             is_copy: false,
+            file: None,
         }
     }
 }
@@ -110,6 +113,39 @@ impl Listening {
 pub(super) struct Opened {
     pub(super) each: Vec<Vec<Listening>>,
     pub(super) paths: Vec<PathGuard>,
+    pub(super) left: Vec<Left>,
+}
+
+/// A Unix socket of the process that ran before, of which there is no use any more, and its path.
+#[derive(Debug)]
+pub(super) struct Left {
+    socket: Socket,
+    #[expect(dead_code, reason = "its drop removes the path")]
+    path: Option<PathGuard>,
+}
+
+impl Left {
+    fn new(left: Listening, has_successor: &Arc<AtomicBool>) -> Option<Self> {
+        let address = unix_address(&left.socket.local_addr().ok()?)?;
+        if left.is_shared {
+            return None;
+        }
+        let path = match (address.as_pathname(), left.file) {
+            (Some(path), Some(file)) => {
+                PathGuard::of_bound(path, Some(file), Arc::clone(has_successor)).ok()?
+            }
+            _ => None,
+        };
+        Some(Self {
+            socket: left.socket,
+            path,
+        })
+    }
+
+    /// Refuses whoever connects from now on, while the process that ran before still has the socket.
+    pub(super) fn end(self) {
+        let _ = self.socket.shutdown(Shutdown::Read);
+    }
 }
 
 /// Binds what has to be bound. `taken` are the sockets of the process that ran before, which are used for the addresses that
@@ -118,6 +154,8 @@ pub(super) struct Opened {
 /// Each worker has a socket of its own for each address of TCP. Other sockets are divided among the workers; if there are too
 /// few of them, workers share them. So they share each Unix socket, of which there can be only one at a path: whoever is free
 /// accepts.
+///
+/// Paths come last, since binding there moves aside a socket that somebody may listen on.
 pub(super) fn open(
     places: &[Place],
     workers: usize,
@@ -126,8 +164,8 @@ pub(super) fn open(
     has_successor: &Arc<AtomicBool>,
 ) -> io::Result<Opened> {
     let mut each: Vec<Vec<Listening>> = (0..workers).map(|_| Vec::new()).collect();
-    let mut paths = Vec::new();
     let mut given: Vec<(SockAddr, Vec<Listening>)> = Vec::new();
+    let mut unix = Vec::new();
     for place in places {
         match place {
             Place::Address(address) => {
@@ -142,24 +180,9 @@ pub(super) fn open(
                 }
             }
             Place::Unix(address) => {
-                let address = address.as_ref().map_err(|reason| {
-                    io::Error::new(io::ErrorKind::InvalidInput, reason.clone())
-                })?;
-                let found: Vec<_> = taken
-                    .extract_if(.., |own| is_bound_to(&own.socket, address))
-                    .collect();
-                for listening in &found {
-                    TcpListener::listen(&listening.socket, &binding.tcp)?;
-                }
-                let sockets = if found.is_empty() {
-                    vec![Listening::own(bind_unix(address, binding)?)]
-                } else {
-                    found
-                };
-                if let Some(path) = address.as_pathname() {
-                    paths.push(PathGuard::new(path, Arc::clone(has_successor))?);
-                }
-                divide(sockets, &mut each)?;
+                let invalid =
+                    |reason: &String| io::Error::new(io::ErrorKind::InvalidInput, reason.clone());
+                unix.push(address.as_ref().map_err(invalid)?);
             }
             Place::Socket {
                 listener,
@@ -170,6 +193,7 @@ pub(super) fn open(
                     socket: listener.try_clone()?,
                     is_shared: *is_shared,
                     is_copy: false,
+                    file: None,
                 };
                 match given.iter_mut().find(|(other, _)| *other == address) {
                     Some((_, sockets)) => sockets.push(socket),
@@ -181,7 +205,80 @@ pub(super) fn open(
     for (_, sockets) in given {
         divide(sockets, &mut each)?;
     }
-    Ok(Opened { each, paths })
+    let mut paths = Vec::new();
+    for address in unix {
+        let (sockets, path) = open_unix(address, binding, &mut taken, has_successor)
+            .map_err(|error| at(address, &error))?;
+        paths.extend(path);
+        divide(sockets, &mut each)?;
+    }
+    let left = taken.into_iter();
+    let left = left.filter_map(|left| Left::new(left, has_successor));
+    Ok(Opened {
+        each,
+        paths,
+        left: left.collect(),
+    })
+}
+
+/// Takes those that are bound to a path or a name, or binds a new one.
+fn open_unix(
+    address: &UnixAddr,
+    binding: &Binding,
+    taken: &mut Vec<Listening>,
+    has_successor: &Arc<AtomicBool>,
+) -> io::Result<(Vec<Listening>, Option<PathGuard>)> {
+    let listen = |socket: &Socket| TcpListener::listen(socket, &binding.tcp);
+    let Some(path) = address.as_pathname() else {
+        let mut found: Vec<_> = taken
+            .extract_if(.., |own| is_bound_to(&own.socket, address))
+            .collect();
+        if found.is_empty() {
+            found.push(Listening::own(bind_unix_socket(address)?));
+        }
+        for own in &found {
+            listen(&own.socket)?;
+        }
+        return Ok((found, None));
+    };
+    // Another server may have taken the path meanwhile, or somebody has removed it.
+    let is_there = |own: &Listening| PathGuard::of_bound(path, own.file, Arc::clone(has_successor));
+    for index in 0..taken.len() {
+        if !is_bound_to(&taken[index].socket, address) {
+            continue;
+        }
+        if let Some(guard) = is_there(&taken[index])? {
+            if let Some(mode) = binding.unix_mode {
+                guard.set_mode(mode)?;
+            }
+            let own = Listening {
+                file: guard.identity(),
+                ..taken.swap_remove(index)
+            };
+            listen(&own.socket)?;
+            return Ok((vec![own], Some(guard)));
+        }
+    }
+    let (guard, socket) =
+        PathGuard::bind(path, binding.unix_mode, Arc::clone(has_successor), || {
+            bind_unix_socket(address)
+        })?;
+    // Nobody can connect before that.
+    listen(&socket)?;
+    let own = Listening {
+        file: guard.identity(),
+        ..Listening::own(socket)
+    };
+    Ok((vec![own], Some(guard)))
+}
+
+/// Says where an error is.
+fn at(address: &UnixAddr, error: &io::Error) -> io::Error {
+    let place = match address.as_pathname() {
+        Some(path) => path.display().to_string(),
+        None => format!("{address:?}"),
+    };
+    io::Error::new(error.kind(), format!("{place}: {error}"))
 }
 
 /// Takes those that are bound to an address.
@@ -217,24 +314,6 @@ fn is_bound_to(socket: &Socket, address: &UnixAddr) -> bool {
         })
 }
 
-/// Replaces a socket that is there, with its permissions unless others are wanted.
-fn bind_unix(address: &UnixAddr, binding: &Binding) -> io::Result<Socket> {
-    let before = match address.as_pathname() {
-        Some(path) => PathGuard::make_way(path)?,
-        None => None,
-    };
-    let mode = binding.unix_mode.or(before).unwrap_or(UNIX_MODE);
-    bind_unix_listener(address, binding.tcp.backlog, mode).map_err(|error| {
-        match address.as_pathname() {
-            Some(path) => io::Error::new(error.kind(), format!("{}: {error}", path.display())),
-            None => error,
-        }
-    })
-}
-
-/// The permissions of a new socket: everybody may connect who may enter its folder.
-const UNIX_MODE: u32 = 0o666;
-
 /// Divides sockets of one address among the workers: each worker has at least one of them, and each socket has a worker.
 fn divide(sockets: Vec<Listening>, each: &mut [Vec<Listening>]) -> io::Result<()> {
     let (count, workers) = (sockets.len(), each.len());
@@ -244,6 +323,7 @@ fn divide(sockets: Vec<Listening>, each: &mut [Vec<Listening>]) -> io::Result<()
             socket: original.socket.try_clone()?,
             is_shared: original.is_shared,
             is_copy: true,
+            file: original.file,
         });
     }
     for (index, socket) in sockets.into_iter().enumerate() {

@@ -11,7 +11,7 @@ use std::sync::atomic::AtomicBool;
 use async_channel::Sender;
 
 use super::counters::{Counters, WorkerCounters};
-use super::listeners::Listening;
+use super::listeners::{Left, Listening};
 use super::paths::PathGuard;
 
 /// The address that stands for a Unix socket.
@@ -52,8 +52,9 @@ pub struct Service {
     pub(super) addresses: Vec<SocketAddr>,
     pub(super) unix_addresses: Vec<UnixAddr>,
     /// Removed before it stops accepting.
-    #[expect(dead_code, reason = "its drop removes the paths")]
     pub(super) paths: Vec<PathGuard>,
+    /// What the process that ran before has listened on, and this one does not.
+    pub(super) left: Vec<Left>,
     #[expect(dead_code, reason = "its drop ends the server")]
     pub(super) stop: Stop,
     pub(super) counters: Vec<Arc<WorkerCounters>>,
@@ -90,6 +91,12 @@ impl Drop for Stop {
 }
 
 impl Service {
+    /// The server has started, and the process that ran before, if there was one, has been told to end.
+    pub(super) fn settle(&mut self) {
+        self.paths.iter_mut().for_each(PathGuard::settle);
+        self.left.drain(..).for_each(Left::end);
+    }
+
     /// The address of TCP that the server listens on; the first one, if there are several. If there are only Unix sockets, it
     /// is unspecified: `0.0.0.0:0`.
     pub fn local_addr(&self) -> SocketAddr {

@@ -299,6 +299,7 @@ impl<S: Transport> Server<S> {
         let Opened {
             each: listeners,
             paths,
+            left,
         } = open(
             &self.options.places,
             workers,
@@ -355,14 +356,19 @@ impl<S: Transport> Server<S> {
             };
             drop(pool.handle(number).spawn_as(Role::Connection, begin));
         }
-        Ok(Service {
+        let mut service = Service {
             addresses,
             unix_addresses,
             paths,
+            left,
             stop: Stop::new(stop),
             counters,
             sockets,
             has_successor,
-        })
+        };
+        if !may_be_handed_over {
+            service.settle();
+        }
+        Ok(service)
     }
 }

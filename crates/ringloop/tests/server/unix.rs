@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
@@ -315,6 +315,42 @@ fn a_path_has_its_mode_and_is_removed_at_the_end() {
         assert_eq!(error.kind(), ErrorKind::AddrInUse);
         assert!(error.to_string().contains("socket"), "{error}");
         assert_eq!(fs::read(&path).unwrap(), b"kept");
+    });
+}
+
+#[test]
+fn a_start_that_fails_leaves_the_socket_of_a_server_that_runs() {
+    on_both("failing", |server, folder| {
+        let path = folder.socket();
+        let running = server.clone().unix_mode(0o600).start(|| Echo).unwrap();
+        let inode = |path: &Path| fs::symlink_metadata(path).unwrap().ino();
+        let before = inode(&path);
+        // The first fails before the path is touched, the second after it.
+        for failing in [
+            server.clone().and("127.0.0.1:no-port"),
+            server.clone().unix_mode(0o666).and_unix("/nowhere/at/all"),
+        ] {
+            failing.start(|| Echo).unwrap_err();
+            common::echo(&mut connect(&path), b"hello");
+            assert_eq!((inode(&path), mode(&path)), (before, 0o600));
+            assert_eq!(fs::read_dir(&folder.0).unwrap().count(), 1);
+        }
+        running.shutdown(LONG);
+        assert!(folder.is_empty());
+    });
+}
+
+#[test]
+fn a_link_at_the_path_is_no_socket_to_replace() {
+    on_both("link", |server, folder| {
+        let target = folder.0.join("target");
+        drop(UnixListener::bind(&target).unwrap());
+        let before = mode(&target);
+        std::os::unix::fs::symlink(&target, folder.socket()).unwrap();
+        let error = server.unix_mode(0o600).start(|| Echo).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::AddrInUse);
+        assert_eq!(mode(&target), before);
+        assert!(fs::symlink_metadata(folder.socket()).unwrap().is_symlink());
     });
 }
 
