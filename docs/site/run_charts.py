@@ -57,7 +57,8 @@ def _section(cell: html.Cell, group: html.Group, source: str) -> list[nodes.Node
         return []
     title = report.group_title(cell, group)
     heading = Markup("<h3><code>{}</code>{}</h3>").format(cell.name, f", {title}" if title else "")
-    text = Markup("<p>{} The points are the {}, medians of the rounds; the lines are the range of the rounds.</p><p><strong>{}</strong></p>").format(
+    shown = "The points are the {}, medians of the rounds; the lines are the range of the rounds."
+    text = Markup("<p>{} " + shown + "</p><p><strong>{}</strong></p>").format(
         report.sentence(cell.title), cell.primary.title, report.sentence(group.verdict.sentence)
     )
     caption = Markup('<p class="source">Source: {}</p>').format(source)

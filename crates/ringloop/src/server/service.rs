@@ -53,7 +53,7 @@ pub struct Service {
     pub(super) unix_addresses: Vec<UnixAddr>,
     /// Removed before it stops accepting.
     pub(super) paths: Vec<PathGuard>,
-    /// What the process that ran before has listened on, and this one does not.
+    /// Paths that the process before this one listened on, and this one does not.
     pub(super) left: Vec<Left>,
     #[expect(dead_code, reason = "its drop ends the server")]
     pub(super) stop: Stop,
