@@ -1,6 +1,8 @@
 //! Connections on which nothing moves.
 
+use std::future::Future;
 use std::io::{self, Read, Write};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
@@ -324,11 +326,19 @@ fn a_function_whose_connection_rests_is_cut_off_and_one_that_has_closed_it_is_no
     });
 }
 
-/// Works on an answer, and never touches its connection meanwhile.
-async fn works_elsewhere<S>(stream: S, _client: Client) -> io::Result<()> {
-    std::future::pending::<()>().await;
-    drop(stream);
-    Ok(())
+/// A function that works on an answer, and never touches its connection meanwhile. It counts how often it began.
+fn works_elsewhere<S: 'static>(
+    begun: &Arc<AtomicUsize>,
+) -> impl Fn(S, Client) -> Pin<Box<dyn Future<Output = io::Result<()>>>> + Clone + Send + use<S> {
+    let begun = Arc::clone(begun);
+    move |stream, _client| {
+        begun.fetch_add(1, Ordering::SeqCst);
+        Box::pin(async move {
+            std::future::pending::<()>().await;
+            drop(stream);
+            Ok(())
+        })
+    }
 }
 
 /// A client that is known to be gone does not keep its function for the whole time that it may be idle.
@@ -338,19 +348,21 @@ fn a_function_whose_client_has_reset_the_connection_is_dropped_soon() {
         // None of these is over before the others.
         let patient = LONG * 100;
         let server = case.server.clone().idle_timeout(patient);
+        let begun = Arc::new(AtomicUsize::new(0));
         let running = if case.is_secure {
             server
                 .tls(certificates::server())
-                .start_with(works_elsewhere)
+                .start_with(works_elsewhere(&begun))
         } else {
-            server.start_with(works_elsewhere)
+            server.start_with(works_elsewhere(&begun))
         };
         let server = Served {
             running: running.unwrap(),
             is_secure: case.is_secure,
         };
         let (gone, stays) = (server.connect(), server.connect());
-        server.wait_for(|counters| counters.live == 2);
+        // A reset during the handshake would be an error of that.
+        server.wait_for(|counters| counters.live == 2 && begun.load(Ordering::SeqCst) == 2);
         gone.reset();
         let counters = server.wait_for(|counters| counters.live == 1);
         assert_eq!((counters.timeouts, counters.errors), (1, 0));
