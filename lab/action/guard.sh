@@ -6,7 +6,12 @@ set -euo pipefail
 mapfile -d '' arguments < <(xargs printf '%s\0' <<<"$ARGUMENTS")
 words=(--base "$BASE" --head "$HEAD" --repository "$REPOSITORY" --start "$START" --output "$OUTPUT")
 [[ -z $BUILD ]] || words+=(--build "$BUILD")
-[[ -n $ARGUMENTS ]] || arguments=()
+[[ $ARGUMENTS == *[![:space:]]* ]] || arguments=()
+# The first push of a branch has a base of zeros, and a job that somebody starts has none.
+if [[ $BASE =~ ^0*$ ]]; then
+    echo '::notice title=ringlab guard::there is no base to compare with'
+    exit 0
+fi
 
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT

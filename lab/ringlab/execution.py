@@ -186,7 +186,8 @@ class Watch:
         """Take an event of the load generator; raise SampleVoid where another process than the server's serves."""
         if event["event"] == "window_start":
             self.begin = self.read()
-            if self.server is not None:
+            # It reads the descriptors of all processes, so once in a sample must do.
+            if self.server is not None and not self.grown:
                 process.check_owners(self.server)
         elif event["event"] == "window_end":
             for name, value in self.read().items():

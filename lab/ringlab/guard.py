@@ -110,6 +110,17 @@ def is_dirty(repository: Path) -> bool:
     return bool(git(repository, "status", "--porcelain", "--untracked-files=no"))
 
 
+def is_worktree(folder: Path) -> bool:
+    """Return whether a folder is a worktree whose repository still knows it."""
+    if not (folder / ".git").exists():
+        return False
+    try:
+        git(folder, "rev-parse", "--git-dir")
+    except GuardFailed:
+        return False
+    return True
+
+
 def check_out(repository: Path, side: str, name: str) -> Revision:
     """Return a revision in a worktree of its own; raise GuardFailed."""
     try:
@@ -121,7 +132,9 @@ def check_out(repository: Path, side: str, name: str) -> Revision:
     # Not within the repository: builds look for settings and packages in the folders around them.
     known_by = hashlib.sha256(os.fsencode(repository.resolve())).hexdigest()[:8]
     worktree = sources.cache() / "guard" / f"{repository.resolve().name}-{known_by}" / commit[:12]
-    if not (worktree / ".git").exists():
+    if not is_worktree(worktree):
+        # One may be left of a repository that was deleted, and cloned again to the same place.
+        shutil.rmtree(worktree, ignore_errors=True)
         worktree.parent.mkdir(parents=True, exist_ok=True)
         git(repository, "worktree", "prune")
         git(repository, "worktree", "add", "--detach", "--force", str(worktree), commit)
@@ -317,6 +330,8 @@ def run(
     console = terminal.make_console()
     plans = workloads.choose(what or (STARTED_CELLS if start else CELLS), "normal")
     if start:
+        if tuple(selectors) != (TARGETS,):
+            raise Refused("--start is what is measured: leave out --targets")
         plans = [service.plan(plan) for plan in plans]
     elif service.words():
         raise Refused(f"{service.words()[0]} describes a service: add --start, the command that starts it")

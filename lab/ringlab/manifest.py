@@ -730,7 +730,7 @@ def run_build(
         try:
             pending = b""
             while time.monotonic() < deadline:
-                # Asked before anything is read, because what has ended writes nothing more. Its children may live on.
+                # Asked before anything is read, because what has ended writes nothing more.
                 ended = process.poll() is not None
                 if not select.select([output], [], [], 0 if ended else BUILD_POLL_S)[0]:
                     if ended:

@@ -1,8 +1,8 @@
 """The race: rounds that run every arm once, each in a fresh process and in a new random order.
 
 A sample of a server is: start, ready, verify, pin, ramp, warm up, window, drain, stop. In closed loops the servers of a round live at
-the same time, and take turns in short windows. What was measured is written after every
-cell, and Ctrl-C ends the race early and keeps it.
+the same time, and take turns in short windows. What was measured is written after every cell, and Ctrl-C ends the race early and keeps
+it.
 """
 
 import contextlib
@@ -258,6 +258,8 @@ class Race:
     def conclude(self, cell: results.Cell) -> None:
         """Analyse a cell, write the result, and tell."""
         by_name = {arm.name: arm for arm in self.result.arms}
+        # A round that was interrupted hasn't been looked at.
+        void_hidden(cell)
         limit_by_ceiling(cell)
         cell.analysis = analysis.analyse(cell, [by_name[name] for name in cell.arms], self.options.baseline)
         self.write()
@@ -451,7 +453,7 @@ class Race:
         words = [*plan.load_options(scale, windows=windows), "--hdr", "--seed", str(self.result.run.seed)]
         with self.executor(plan).serve(self.order(plan, arm)) as serving:
             self.keep_checks(arm, serving.checks, sample)
-            if plan.workload in manifest.APPLICATIONS:
+            if plan.has_first_client:
                 self.first_client(plan, serving)
             with serving.windows(words, plan.sample_s(scale)) as load:
                 for _ in range(windows):

@@ -32,7 +32,10 @@ class Service:
     @classmethod
     def of(cls, options: dict[str, Any]) -> Self:
         """Take its options out of those of a command."""
-        return cls(**{each.name: options.pop(each.name) for each in fields(cls)})
+        service = cls(**{each.name: options.pop(each.name) for each in fields(cls)})
+        if service.expect_text and service.expect_body is not None:
+            raise Refused("--expect-body is the whole body, and --expect-text a part of it: use one of the two")
+        return service
 
     def words(self) -> list[str]:
         """Return the options of the command line that describe it."""

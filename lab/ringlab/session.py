@@ -340,7 +340,7 @@ def finish(console: Console, race: runner.Race, asked: Sequence[goals.Goal] = ()
         raise Refused(
             f"the reports can't be written: {error}; the result is kept, and `ringlab report {shlex.quote(str(race.output))}` shows it"
         ) from None
-    if result.run.interrupted and "--address" not in result.run.command:
+    if result.run.interrupted and result.run.command[1:2] == ["run"] and "--address" not in result.run.command:
         resumed = f"ringlab run --resume {shlex.quote(str(race.output))}"
         console.print(f"\ninterrupted; what was measured is kept. Resume with: {resumed}")
     console.print(f"\n{report.minutes(time.monotonic() - begun)}; the report is in:")

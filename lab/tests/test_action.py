@@ -117,3 +117,17 @@ def test_inputs_and_script_agree() -> None:
     assert set(passed) == set(re.findall(r"\$([A-Z_]+)\b", script))
     options = {option for parameter in cli.main.commands["guard"].params for option in parameter.opts}
     assert set(re.findall(r"(--[a-z]+) \"\$", script)) <= options
+
+
+@pytest.mark.parametrize("base", ["", "0" * 40])
+def test_a_job_without_a_base_has_nothing_to_do(job: Job, base: str) -> None:
+    done = job.run(BASE=base)
+    assert done.returncode == 0, done.stderr
+    assert "there is no base to compare with" in done.stdout
+    assert not (job.folder / "out").exists()
+
+
+def test_blank_arguments_are_none(job: Job) -> None:
+    done = job.run(ARGUMENTS=" \n", START="no port", BASE="HEAD")
+    assert done.returncode == 2, done.stdout
+    assert "--start must say where the port goes" in done.stdout + done.stderr

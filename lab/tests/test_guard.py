@@ -239,6 +239,8 @@ def test_a_server_that_does_not_start_any_more_is_told(somebodys: Somebodys) -> 
         (("--start", "./server {port}", "bind/listen/1"), "--start starts a server, and bind/listen/1 loads none"),
         (("--start", "./server {port}", "loops/schedule/chain"), "--start starts a server, and loops/sch"),
         (("--start", "./server {port}", "echo/framed/1KB/1", "--path", "/x"), "sends no requests of HTTP"),
+        (("--start", "./server {port}", "--targets", "go"), "--start is what is measured: leave out --targets"),
+        (("--start", "./server {port}", "--expect-body", "a", "--expect-text", "b"), "use one of the two"),
         (("--path", "/x"), "--path describes a service: add --start"),
     ],
 )
@@ -249,6 +251,15 @@ def test_what_cannot_be_started_is_refused_before_the_builds(
     found = somebodys.guard("--base", "HEAD", "--build", "exit 3", *words)
     assert found.exit_code == 2
     assert message in found.output
+
+
+def test_a_worktree_of_a_repository_that_was_made_again_is_made_again(somebodys: Somebodys) -> None:
+    somebodys.change("--cost 1")
+    (before,) = {guard.check_out(somebodys.root, side, "HEAD").worktree for side in guard.SIDES}
+    shutil.rmtree(somebodys.root / ".git" / "worktrees")
+    again = guard.check_out(somebodys.root, "base", "HEAD")
+    assert again.worktree == before
+    assert guard.git(again.worktree, "rev-parse", "HEAD") == again.commit
 
 
 def test_trouble_of_the_machine_is_not_taken_for_slowness(

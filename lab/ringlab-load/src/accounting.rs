@@ -1,10 +1,10 @@
 //! The cost of the server's processes: CPU time, context switches, threads, memory.
 //!
 //! A process counts with its descendants, including those that start or end during the run, and everything else below a process
-//! that adopts what has left its tree (PR_SET_CHILD_SUBREAPER in prctl(2)). CPU time comes from the processes' CPU clocks, in ns, and that of ended children from /proc, in
-//! ticks. The clock of a busy process may lag by a tick of the kernel (1 to 10 ms). Both are read at the instants at which the
-//! window opens and closes. To find the processes, and to read the rest of /proc, takes longer; that is done before the window
-//! opens and after it closes.
+//! that adopts what has left its tree (PR_SET_CHILD_SUBREAPER in prctl(2)). CPU time comes from the processes' CPU clocks, in ns,
+//! and that of ended children from /proc, in ticks. The clock of a busy process may lag by a tick of the kernel (1 to 10 ms). Both
+//! are read at the instants at which the window opens and closes. To find the processes, and to read the rest of /proc, takes
+//! longer; that is done before the window opens and after it closes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
