@@ -224,7 +224,10 @@ fn what_is_granted() {
         ("multishot accept", accepts_multishot()),
         ("multishot receive", receives_multishot()),
         ("rings of provided buffers", has_buffer_rings(0)),
-        ("their buffers in parts", has_buffer_rings(INCREMENTAL)),
+        (
+            "provided buffers consumed in parts",
+            has_buffer_rings(INCREMENTAL),
+        ),
         ("zero-copy sends say whether they copied", reports_copies()),
         ("registered files", submitter.register_files(stdin).is_ok()),
     ] {
