@@ -108,8 +108,9 @@ def trend_command(folder: Path, control: str, output: Path | None) -> None:
     """Draw every figure over the runs in FOLDER, and mark the steps: changes that last.
 
     \b
-    Runs are in the order of their start. Steps are found by a permutation test
-    at 1%, in at least ten runs.
+    Runs are in the order of their start. Steps are larger than what unchanged
+    runs show, with a 5% chance of a false one per figure. At least ten runs are
+    needed.
     Example:
       ringlab trend ringlab-results
     """

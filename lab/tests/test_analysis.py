@@ -170,7 +170,7 @@ def test_only_the_baseline_is_called_so() -> None:
     assert only_group(cell, "base").baseline == "base"
     assert row_of(cell, "base")[2:4] == ["-", "the baseline"]
     assert row_of(cell, "other")[3] == "worse"
-    assert row_of(cell, "apart")[1:4] == ["9.05", "", "no round has both"]
+    assert row_of(cell, "apart")[1:4] == ["9.05", "", "never measured in the same round"]
 
 
 def test_the_second_copy_of_an_arm_that_takes_no_part_is_left_out() -> None:
@@ -340,7 +340,7 @@ def test_zeros_and_what_is_no_number_give_no_ratio() -> None:
     group = only_group(cell, "b")
     assert group.comparisons == []
     assert group.verdict.kind == "cannot tell"
-    assert row_of(cell, "a")[2:4] == ["", "no round has both"]
+    assert row_of(cell, "a")[2:4] == ["", "never measured in the same round"]
 
 
 def test_figures_that_repeat_exactly_are_analysed() -> None:

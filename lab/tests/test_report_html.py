@@ -184,7 +184,7 @@ def test_texts_from_elsewhere_cannot_become_elements(page: str) -> None:
 def test_an_interrupted_run_says_so_and_one_without_cells_is_a_page_too() -> None:
     result = report_data.make_result()
     result.run.interrupted, result.run.complete = True, False
-    assert "interrupted: what follows is what was measured" in html.render([("a run", result)])
+    assert "interrupted: this report covers what was measured until then" in html.render([("a run", result)])
     result.run.interrupted, result.cells, result.arms = False, [], []
     assert "not complete" in html.render([("a run", result)])
 

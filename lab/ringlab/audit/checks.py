@@ -94,7 +94,7 @@ class Finding:
 
     @property
     def severity(self) -> Severity:
-        """Whether two figures can't both be true, or figures don't carry what is shown with them."""
+        """Whether figures can't all be true, or are too weak for what is concluded from them."""
         return RULES[self.rule][0]
 
     @property

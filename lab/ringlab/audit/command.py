@@ -27,8 +27,8 @@ def audit_command(reports: tuple[Path, ...], as_json: bool) -> None:
     wrk2, tcpkali, ab, hey, oha and k6 printed; its sentences aren't. Several reports are also compared with each other.
 
     \b
-    A contradiction: two figures that can't both be true.
-    A weakness: figures that don't carry what is shown with them.
+    A contradiction: figures that can't all be true.
+    A weakness: a conclusion that the figures are too weak to support.
     Exit status: 0 all figures were read, and there are no findings; 1 findings;
     2 a file can't be read; 3 no findings, but no figures or not all were read.
     Example:

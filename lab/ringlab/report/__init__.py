@@ -8,6 +8,7 @@ from ringlab.results import Cell, CellVerdict, Comparison, Group, Metric, RatePo
 
 NAMED_MAX = 3
 """Cells in a sentence."""
+VOID = "the sample does not count, for the reason that is given, such as an incorrect answer"
 
 
 def words(result: Result) -> list[tuple[str, str]]:
@@ -19,7 +20,7 @@ def words(result: Result) -> list[tuple[str, str]]:
         ("arm", "one contestant: a server or a program, in one variant"),
         ("round", "every arm of a cell once, in random order, each in a fresh process"),
         *([("group", "the arms of a cell that are compared with each other")] if groups else []),
-        *([("void", "does not count, because something was wrong, such as a byte")] if "void" in statuses else []),
+        *([("void", VOID)] if "void" in statuses else []),
         ("control", "a second copy of one arm, which shows how much two equal arms differ here"),
     ]
 
@@ -53,7 +54,7 @@ def comparing(group: Group, arm: str, metric: Metric) -> tuple[str, str]:
         return "-", "the baseline"
     comparison = comparison_of(group, arm, metric.key)
     if comparison is None:
-        return "", "no round has both"
+        return "", "never measured in the same round"
     return show_ratio(comparison), comparison.verdict
 
 
@@ -121,7 +122,7 @@ def group_title(cell: Cell, group: Group) -> str:
         "canned": "servers whose answer is fixed",
         "none": "servers that say they parse nothing",
     }
-    return titles.get(group.name, "servers of which nobody knows whether they parse")
+    return titles.get(group.name, "servers for which it is unknown whether they parse requests")
 
 
 def verdicts_of(cell: Cell) -> list[tuple[str, CellVerdict, str]]:
@@ -311,7 +312,7 @@ def settings(result: Result) -> list[tuple[str, str]]:
     )
     rounds = (
         f"{scale.rounds} ({scale.name}), of {write(scale.window_s)} s windows after {write(scale.ramp_s)} s of ramp and"
-        f" {write(scale.warm_up_s)} s of warm-up where a cell says no other; seed {run.seed}"
+        f" {write(scale.warm_up_s)} s of warm-up, unless a cell sets its own; seed {run.seed}"
     )
     return [
         (name, text)

@@ -32,7 +32,7 @@ WORKLOADS = {
     "sweep": "Sweep: rising rates, up to the knee",
     "churn": "Churn: connect, one message, close",
     "idle": "Idle: memory of resting connections",
-    "stream": "Stream: bandwidth as tcpkali measures it",
+    "stream": "Stream: a continuous stream of bytes, there and back or one way",
 }
 DIRECTIONS = {"lower": "further left is better", "higher": "further right is better"}
 TAIL = 99.9
@@ -302,7 +302,7 @@ def write_ns(value: float) -> str:
 def latency_charts(cell: Cell, group: Group) -> list[tuple[str, Markup]]:
     """Draw the latencies of most operations and of the slowest, from when they were due and from when they were sent."""
     texts = {
-        "corrected": "Latency from when each request was due, free of coordinated omission",
+        "corrected": "Latency from when each request was due, so that stalls count in full",
         "service": "Latency from when each request was sent",
     }
     found = []

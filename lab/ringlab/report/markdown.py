@@ -13,7 +13,7 @@ def render(result: Result) -> str:
     """Return the report as the text of a Markdown file."""
     lines = ["# A run of ringlab", ""]
     if result.run.interrupted:
-        lines += ["The run was interrupted: what follows rests on what was measured till then.", ""]
+        lines += ["The run was interrupted: this report covers what was measured until then.", ""]
     if wrong := report.not_counted(result):
         lines += [*(f"- **Not counted**: {text}" for text in wrong), ""]
     meanings = "; ".join(f"*{word}*: {meaning}" for word, meaning in report.words(result))
@@ -128,7 +128,7 @@ def left_out(result: Result) -> list[str]:
         lines = ["## Left out", "", *lines, ""]
     checks = [(arm, check) for arm in result.arms for check in arm.checks if check.status != "ok"]
     if checks:
-        lines += ["## Declared, and not so or not looked up", ""]
+        lines += ["## Declared settings that are wrong or could not be checked", ""]
         lines += [f"- {arm.name}: {check.name} {check.declared}: {check.status}, {check.text}" for arm, check in checks]
         lines.append("")
     return lines
