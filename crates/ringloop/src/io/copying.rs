@@ -139,3 +139,14 @@ pub(super) fn is_refusal(error: &io::Error) -> bool {
         Some(libc::EINVAL | libc::ENOSYS | libc::EOPNOTSUPP | libc::EPERM)
     )
 }
+
+/// A result with a refusal as what it means for the copy, wherever it was found: within the call, or around it.
+pub(super) fn refused_or<T, R>(
+    result: io::Result<Result<T, R>>,
+    refusal: R,
+) -> io::Result<Result<T, R>> {
+    match result {
+        Err(error) if is_refusal(&error) => Ok(Err(refusal)),
+        result => result,
+    }
+}

@@ -7,7 +7,7 @@ use std::future::poll_fn;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use super::copying::{Copying, PIECE_BYTES, is_refusal};
+use super::copying::{Copying, PIECE_BYTES, is_refusal, refused_or};
 use super::ends::{Outlet, Source};
 use crate::fs::File;
 use crate::sys::{self, Presence};
@@ -46,7 +46,7 @@ pub(super) async fn send(copying: &mut Copying<'_>, file: &File, to: Outlet<'_>)
         })
         .await;
         drop(waiting);
-        match sent? {
+        match refused_or(sent, Otherwise::ReadAll)? {
             Ok(0) => return Ok(()),
             Ok(count) => copying.count(count),
             Err(Otherwise::ReadPiece) => {

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use ringloop_driver::Interest;
 
-use super::copying::{Copying, PIECE_BYTES, is_refusal};
+use super::copying::{Copying, PIECE_BYTES, is_refusal, refused_or};
 use super::ends::Outlet;
 use crate::fs::File;
 use crate::net::stream::Core;
@@ -170,7 +170,7 @@ async fn through_pipe(
                 })
             })
             .await;
-            match sent? {
+            match refused_or(sent, Refused)? {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(count) => {
                     pipe.held -= count;
@@ -242,7 +242,7 @@ async fn from_watched(
         })
         .await;
         drop(waiting);
-        match moved? {
+        match refused_or(moved, Otherwise::Refused)? {
             Ok(0) => return Ok(()),
             Ok(count) => copying.count(count),
             Err(Otherwise::PipeIsEmpty) => {
