@@ -13,7 +13,7 @@ mod arguments;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -24,6 +24,7 @@ use ringloop::channel::{self, Receiver, Sender, TrySendError};
 use ringloop::net::{OwnedReadHalf, OwnedWriteHalf, TcpStream};
 use ringloop::server::Client;
 use ringloop::time::timeout;
+use ringloop::{Stopping, stopping};
 
 /// A chat room: names, joining and leaving, /who, /quit; a member that reads too slowly is dropped.
 #[derive(Parser)]
@@ -77,7 +78,9 @@ struct Room {
 
 impl Room {
     async fn run(mut self, events: Receiver<Event>) {
-        while let Ok(event) = events.recv().await {
+        // While the room holds it, a shutdown waits: members on other workers may still have something to say.
+        let mut stopping = pin!(stopping());
+        while let Some(event) = self.next(&events, stopping.as_mut()).await {
             match event {
                 Event::Join { member, answer } => {
                     let is_taken = self.members.values().any(|other| other.name == member.name);
@@ -106,6 +109,20 @@ impl Room {
                 }
             }
         }
+    }
+
+    /// Waits for an event. Returns `None` if none will come.
+    async fn next(&self, events: &Receiver<Event>, stopping: Pin<&mut Stopping>) -> Option<Event> {
+        if !stopping.has_begun()
+            && let Either::Left((event, _)) = select(pin!(events.recv()), stopping).await
+        {
+            return event.ok();
+        }
+        // Members ask the room to close when the server ends. Without any, nobody does.
+        if self.members.is_empty() {
+            return None;
+        }
+        events.recv().await.ok()
     }
 
     fn join(&mut self, member: Member) -> u64 {
@@ -323,7 +340,7 @@ fn run(listening: &arguments::Listening) -> io::Result<()> {
         let server = server.idle_timeout(None);
         server.start_with(move |stream, client| serve(stream, client, room.clone()))
     })?;
-    // It ends with the last connection at the latest.
+    // It ends when a member asks for it, or with the server if there is none.
     drop(server.pool().spawn_on(0, || Room::default().run(events)));
     listening.run(server)
 }
