@@ -681,19 +681,23 @@ mod tests {
         events
     }
 
-    /// Setups for older kernels do all that the best setup does.
-    #[test]
-    fn every_setup_serves_and_lets_go() {
+    /// Runs a body with each setup, unless io_uring is refused.
+    fn with_each_setup(body: impl Fn(Uring)) {
         for first in 0..SETUPS.len() {
-            let made =
-                Uring::with_setups(&Config::default(), &SETUPS[first..], Waker::new().unwrap());
-            let mut uring = match made {
-                Ok(uring) => uring,
+            match Uring::with_setups(&Config::default(), &SETUPS[first..], Waker::new().unwrap()) {
+                Ok(uring) => body(uring),
                 Err(error) => {
                     eprintln!("SKIPPED on io_uring: {error}");
                     return;
                 }
-            };
+            }
+        }
+    }
+
+    /// Setups for older kernels do all that the best setup does.
+    #[test]
+    fn every_setup_serves_and_lets_go() {
+        with_each_setup(|mut uring| {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
             let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             let server = SharedFd::new(listener.accept().unwrap().0);
@@ -728,22 +732,13 @@ mod tests {
                 .set_read_timeout(Some(Duration::from_secs(60)))
                 .unwrap();
             assert_eq!(client.read(&mut [0]).unwrap(), 0);
-        }
+        });
     }
 
     /// Before Linux 6.13, one enter brings everything that has come. What is too much waits in the completion queue.
     #[test]
     fn a_poll_reports_a_batch_of_what_has_come() {
-        for first in 0..SETUPS.len() {
-            let made =
-                Uring::with_setups(&Config::default(), &SETUPS[first..], Waker::new().unwrap());
-            let mut uring = match made {
-                Ok(uring) => uring,
-                Err(error) => {
-                    eprintln!("SKIPPED on io_uring: {error}");
-                    return;
-                }
-            };
+        with_each_setup(|mut uring| {
             let (near, mut far) = std::os::unix::net::UnixStream::pair().unwrap();
             let copies: Vec<_> = (0..BATCH + 100)
                 .map(|_| near.try_clone().unwrap())
@@ -775,7 +770,7 @@ mod tests {
                 missing.remove(&event.token);
             }
             assert!(missing.is_empty());
-        }
+        });
     }
 
     /// Before Linux 6.2, zero-copy sends are ordinary sends with the events of zero-copy ones.

@@ -7,7 +7,6 @@ use std::future::Future;
 use std::io::{ErrorKind, Read, SeekFrom, Write};
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
 use std::rc::Rc;
 
 use ringloop::fs::{self, File, OpenOptions};
@@ -16,29 +15,8 @@ use ringloop::time::timeout;
 use ringloop::{JoinHandle, Runtime, io, spawn, yield_now};
 use socket2::SockRef;
 
+use common::named::Named;
 use common::{LONG, config, in_child, on_both, pattern, poll_times, tcp};
-
-/// A file for one test, which is removed with it.
-struct Named(PathBuf);
-
-impl Named {
-    fn new(name: &str, contents: &[u8]) -> Self {
-        let name = format!("ringloop-copying-{}-{name}", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        std::fs::write(&path, contents).unwrap();
-        Self(path)
-    }
-
-    async fn open(&self) -> File {
-        File::open(&self.0).await.unwrap()
-    }
-}
-
-impl Drop for Named {
-    fn drop(&mut self) {
-        drop(std::fs::remove_file(&self.0));
-    }
-}
 
 /// Runs a body on each backend; it fails instead of hanging.
 fn each(body: impl AsyncFn()) {
@@ -98,7 +76,7 @@ fn small(stream: &TcpStream) {
 fn a_file_is_sent() {
     for length in [0, 1, 5000, 128 * 1024, 3_000_001] {
         let contents = pattern(length);
-        let named = Named::new(&format!("sent-{length}"), &contents);
+        let named = Named::new(&contents);
         each(async || {
             let (mut near, far) = tcp().await;
             small(&near);
@@ -131,7 +109,7 @@ fn a_file_is_sent() {
 #[test]
 fn a_part_of_a_file_is_sent() {
     let contents = pattern(1_000_000);
-    let named = Named::new("part", &contents);
+    let named = Named::new(&contents);
     each(async || {
         let mut file = named.open().await;
         file.seek(SeekFrom::Start(700_000)).unwrap();
@@ -214,7 +192,7 @@ const LARGE: usize = 20_000_000;
 #[test]
 fn a_peer_that_reads_slowly_blocks_nobody() {
     let contents = pattern(LARGE);
-    let named = Named::new("slow", &contents);
+    let named = Named::new(&contents);
     each(async || {
         let (mut near, mut far) = tcp().await;
         let mut file = named.open().await;
@@ -263,7 +241,7 @@ async fn change(named: &Named, change: impl FnOnce(&std::fs::File)) -> (u64, Vec
 fn a_file_that_grows_is_sent_to_its_new_end() {
     let contents = pattern(LARGE);
     on_both(|runtime| {
-        let named = Named::new("grows", &contents);
+        let named = Named::new(&contents);
         limited(runtime, async {
             let (count, received) = change(&named, |mut file| {
                 file.write_all(b"something more").unwrap();
@@ -280,7 +258,7 @@ fn a_file_that_grows_is_sent_to_its_new_end() {
 fn a_file_that_shrinks_is_sent_as_far_as_it_goes() {
     let contents = pattern(LARGE);
     on_both(|runtime| {
-        let named = Named::new("shrinks", &contents);
+        let named = Named::new(&contents);
         limited(runtime, async {
             let (count, received) = change(&named, |file| file.set_len(100_000).unwrap()).await;
             assert_eq!(received.len() as u64, count);
@@ -298,7 +276,7 @@ fn a_file_that_shrinks_is_sent_as_far_as_it_goes() {
 
 #[test]
 fn a_peer_that_goes_is_an_error() {
-    let named = Named::new("goes", &pattern(LARGE));
+    let named = Named::new(&pattern(LARGE));
     each(async || {
         let (mut near, far) = tcp().await;
         let mut file = named.open().await;
@@ -323,7 +301,7 @@ fn a_peer_that_goes_is_an_error() {
 #[test]
 fn a_peer_that_is_gone_does_not_end_the_process() {
     for backend in common::backends() {
-        let named = Named::new("sigpipe", &pattern(1000));
+        let named = Named::new(&pattern(1000));
         in_child(|| {
             // SAFETY: the default action is no function of ours.
             unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
@@ -350,7 +328,7 @@ fn a_peer_that_is_gone_does_not_end_the_process() {
 /// A call may have sent some of the bytes when the peer goes: it succeeds, and has raised the signal all the same.
 #[test]
 fn a_peer_that_goes_in_the_middle_of_a_file_does_not_end_the_process() {
-    let named = Named::new("sigpipe-middle", &pattern(LARGE));
+    let named = Named::new(&pattern(LARGE));
     for backend in common::backends() {
         in_child(|| {
             // SAFETY: the default action is no function of ours.
@@ -385,7 +363,7 @@ fn a_peer_that_goes_in_the_middle_of_a_file_does_not_end_the_process() {
 #[test]
 fn a_copy_that_is_dropped_is_continued() {
     let contents = pattern(3_000_000);
-    let named = Named::new("dropped", &contents);
+    let named = Named::new(&contents);
     each(async || {
         let (mut near, far) = tcp().await;
         small(&near);
@@ -514,7 +492,7 @@ fn pipes_are_copied() {
         assert!(thread.join().unwrap() == contents);
 
         // Between pipes, and a file.
-        let named = Named::new("pipes", &contents);
+        let named = Named::new(&contents);
         let (mut first_reader, mut first_writer) = pipe();
         let (second_reader, mut second_writer) = pipe();
         let receiving = receive!(second_reader);
@@ -535,8 +513,8 @@ fn pipes_are_copied() {
 fn files_are_filled() {
     let contents = pattern(700_000);
     each(async || {
-        let from = Named::new("from", &contents);
-        let to = Named::new("to", b"start");
+        let from = Named::new(&contents);
+        let to = Named::new(b"start");
         let mut target = OpenOptions::new().append(true).open(&to.0).await.unwrap();
         assert_eq!(
             io::copy(&mut from.open().await, &mut target).await.unwrap(),

@@ -354,26 +354,9 @@ mod tests {
 
     use async_channel as channel;
 
+    use super::super::paths::tests::Folder;
     use super::super::service::Stop;
     use super::*;
-
-    /// A folder of this test, removed with this.
-    struct Folder(PathBuf);
-
-    impl Folder {
-        fn new(name: &str) -> Self {
-            let name = format!("ringloop-handover-{name}-{}", process::id());
-            let path = std::env::temp_dir().join(name);
-            fs::create_dir(&path).unwrap();
-            Self(path)
-        }
-    }
-
-    impl Drop for Folder {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
-    }
 
     /// A server that only holds sockets.
     fn service(sockets: Vec<Listening>) -> Service {

@@ -192,16 +192,16 @@ fn is_elsewhere(error: &io::Error) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::os::unix::net::{UnixListener, UnixStream};
 
     use super::*;
 
     /// A folder of one test, removed with this.
-    struct Folder(PathBuf);
+    pub(in crate::server) struct Folder(pub(in crate::server) PathBuf);
 
     impl Folder {
-        fn new(test: &str) -> Self {
+        pub(in crate::server) fn new(test: &str) -> Self {
             let name = format!("ringloop-paths-{}-{test}", process::id());
             let path = std::env::temp_dir().join(name);
             fs::create_dir(&path).unwrap();

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "no test uses all of it")]
 
+pub(crate) mod named;
+
 use std::future::{Future, poll_fn};
 use std::io::{self, Read, Write};
 use std::net::SocketAddr;

@@ -3,7 +3,6 @@
 
 use std::io::{ErrorKind, Read, SeekFrom, Write};
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
 
 use ringloop::fs::File;
 use ringloop::net::TcpStream;
@@ -14,36 +13,11 @@ use ringloop::{JoinHandle, io, spawn, yield_now};
 use socket2::SockRef;
 
 use crate::certificates::connect_blocking;
+use crate::common::named::Named;
 use crate::common::{LONG, on_both, pattern, poll_times, tcp};
 use crate::{
     accept_from, can_renew_keys, client_of, frugal, is_on, read_to_end, server_of, shake, suites,
 };
-
-/// A file for one test, which is removed with it.
-struct Named(PathBuf);
-
-impl Named {
-    fn new(contents: &[u8]) -> Self {
-        let name = format!(
-            "ringloop-kernel-tls-{}-{:?}",
-            std::process::id(),
-            std::thread::current().id()
-        );
-        let path = std::env::temp_dir().join(name);
-        std::fs::write(&path, contents).unwrap();
-        Self(path)
-    }
-
-    async fn open(&self) -> File {
-        File::open(&self.0).await.unwrap()
-    }
-}
-
-impl Drop for Named {
-    fn drop(&mut self) {
-        drop(std::fs::remove_file(&self.0));
-    }
-}
 
 /// A suite of each version of TLS.
 fn of_both_versions() -> [SupportedCipherSuite; 2] {
