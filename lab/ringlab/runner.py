@@ -451,10 +451,7 @@ class Race:
         self.check_large_echoes(plan, arm)
         scale, windows = self.scale_of(arm), plan.windows(self.scale)
         words = [*plan.load_options(scale, windows=windows), "--hdr", "--seed", str(self.result.run.seed)]
-        with self.executor(plan).serve(self.order(plan, arm)) as serving:
-            self.keep_checks(arm, serving.checks, sample)
-            if plan.has_first_client:
-                self.first_client(plan, serving)
+        with self.served(plan, arm, sample) as serving:
             with serving.windows(words, plan.sample_s(scale)) as load:
                 for _ in range(windows):
                     yield
@@ -463,8 +460,6 @@ class Race:
                 yield
                 loaded = load.loaded()
             self.take_loaded(plan, cell, loaded, sample)
-        if serving.complaint:
-            self.note(f"{arm.name}: {serving.complaint}")
 
     def workers(self, arm: manifest.Arm, asked: int = 0) -> int:
         """Return how many workers an arm is asked for; `asked` is what a cell asks for, if it asks for any."""
@@ -548,14 +543,20 @@ class Race:
         self, plan: CellPlan, cell: results.Cell, arm: manifest.Arm, sample: results.Sample, rate: float
     ) -> None:
         """Load a server in one process from another."""
-        with self.executor(plan).serve(self.order(plan, arm)) as serving:
-            self.keep_checks(arm, serving.checks, sample)
-            if plan.has_first_client:
-                self.first_client(plan, serving)
+        with self.served(plan, arm, sample) as serving:
             if plan.sweeps:
                 self.sweep(plan, cell, arm, serving, sample)
             else:
                 self.load_once(plan, cell, arm, serving, sample, rate)
+
+    @contextlib.contextmanager
+    def served(self, plan: CellPlan, arm: manifest.Arm, sample: results.Sample) -> Iterator[execution.Serving]:
+        """Start a server for a sample, make it ready to be loaded, and end it."""
+        with self.executor(plan).serve(self.order(plan, arm)) as serving:
+            self.keep_checks(arm, serving.checks, sample)
+            if plan.has_first_client:
+                self.first_client(plan, serving)
+            yield serving
         if serving.complaint:
             self.note(f"{arm.name}: {serving.complaint}")
 
