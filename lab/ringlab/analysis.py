@@ -91,23 +91,19 @@ def compare(
     baseline: str,
     floor: float,
     copies: Mapping[str, str],
-    share: float,
 ) -> list[Comparison]:
-    """Compare arms with a baseline in one metric, as one family; `copies` are second copies, by what they are copies of.
-
-    `share` is what these comparisons have of the 5% for mistakes.
-    """
+    """Compare arms with a baseline in one metric, as one family; `copies` are second copies, by what they are copies of."""
     reference = series_of(cell, baseline, metric, copies)
     estimates = {}
     for arm in arms:
         found = statistics.estimate(statistics.log_ratios(series_of(cell, arm, metric, copies), reference))
         if found is not None:
             estimates[arm] = found
-    members = zip(estimates, statistics.family(list(estimates.values()), len(estimates) + 1, share), strict=True)
+    members = zip(estimates, statistics.family(list(estimates.values()), len(estimates) + 1), strict=True)
     comparisons = []
     for arm, member in members:
         bounds = bounds_of(cell, arm, metric, copies), bounds_of(cell, baseline, metric, copies)
-        comparison = describe(metric, arm, baseline, member, floor, len(estimates), bounds, share)
+        comparison = describe(metric, arm, baseline, member, floor, len(estimates), bounds)
         comparison.ratios = statistics.ratios_by_round(series_of(cell, arm, metric, copies), reference)
         comparisons.append(comparison)
     return comparisons
@@ -144,19 +140,16 @@ def describe(
     floor: float,
     comparisons: int,
     bounds: tuple[frozenset[Bound], frozenset[Bound]] = (frozenset(), frozenset()),
-    share: float = 1.0,
 ) -> Comparison:
     """Return the verdict of an estimate, as a comparison of its family, with the interval that it rests on.
 
     `bounds` are those of the arm and of the baseline.
     """
     found = member.estimate
-    standing = within_bounds(statistics.judge(found, member.p_adjusted, floor, share), *bounds)
+    standing = within_bounds(statistics.judge(found, member.p_adjusted, floor), *bounds)
     # A tie rests on two one-sided tests.
     (low, high), outside = (
-        (found.inner(share), 2 * share * (1 - statistics.CONFIDENCE))
-        if standing == "tie"
-        else (member.interval, member.outside)
+        (found.inner, 2 * (1 - statistics.CONFIDENCE)) if standing == "tie" else (member.interval, member.outside)
     )
     comparison = Comparison(
         metric=metric.key,
@@ -269,18 +262,17 @@ def group_arms(cell: Cell, arms: Sequence[results.Arm]) -> dict[str, list[str]]:
 def analyse(cell: Cell, arms: Sequence[results.Arm], baseline: str = "") -> results.Analysis:
     """Evaluate the samples of a cell; `baseline` is the arm that the user wants to compare with, if any."""
     names = [arm.name for arm in arms if cell.measured(arm.name)]
-    share = 1 - cell.look.share if cell.look is not None else 1.0
     return results.Analysis(
         summaries=summarize(cell, names),
-        groups=groups_of(cell, arms, baseline, share),
+        groups=groups_of(cell, arms, baseline),
         curves=curves(cell, names),
         sweeps=sweeps(cell, names),
         notes=notes(cell, arms),
     )
 
 
-def groups_of(cell: Cell, arms: Sequence[results.Arm], baseline: str, share: float) -> list[Group]:
-    """Compare the arms of each group, with a share of the 5% for mistakes."""
+def groups_of(cell: Cell, arms: Sequence[results.Arm], baseline: str) -> list[Group]:
+    """Compare the arms of each group."""
     present = [arm for arm in arms if cell.measured(arm.name)]
     names = [arm.name for arm in present]
     # The noise is a property of the machine, even if only other arms are shown.
@@ -288,32 +280,9 @@ def groups_of(cell: Cell, arms: Sequence[results.Arm], baseline: str, share: flo
     # But a copy of an arm that isn't shown competes with no other arm.
     ranked = [arm for arm in present if not arm.repeats or arm.repeats in names]
     return [
-        analyse_group(cell, name, members, baseline, copies, share)
+        analyse_group(cell, name, members, baseline, copies)
         for name, members in (group_arms(cell, ranked).items() if ranked else ())
     ]
-
-
-def look(cell: Cell, arms: Sequence[results.Arm], baseline: str) -> results.Look:
-    """Look at a cell before its last round: arms that are decided need no further one, if any others do.
-
-    Decided is what a tenth of the 5% decides: a comparison with the baseline, and who is best in the group.
-    """
-    share = statistics.LOOK_SHARE
-    decided: set[str] = set()
-    open_arms: set[str] = set()
-    # Both copies of the baseline are part of every comparison.
-    needed = {name for arm in arms if arm.repeats for name in (arm.name, arm.repeats)}
-    for group in groups_of(cell, arms, baseline, share):
-        verdicts = {each.arm: each.verdict for each in group.comparisons if each.metric == cell.primary.key}
-        undecided = {arm for arm, verdict in verdicts.items() if verdict == "cannot tell"}
-        if group.verdict.kind in ("groups", "cannot tell"):
-            undecided |= set(group.verdict.arms)
-        open_arms |= undecided
-        if undecided or not verdicts:
-            needed |= {group.baseline, *undecided}
-        decided |= {group.baseline, *verdicts}
-    stopped = decided - needed if open_arms else set()
-    return results.Look(after=len(cell.orders), stopped=[arm for arm in cell.arms if arm in stopped], share=share)
 
 
 def again(cell: Cell, metric: Metric, copies: Mapping[str, str]) -> statistics.Estimate | None:
@@ -332,9 +301,7 @@ def again(cell: Cell, metric: Metric, copies: Mapping[str, str]) -> statistics.E
     )
 
 
-def analyse_group(
-    cell: Cell, name: str, members: list[str], baseline: str, copies: Mapping[str, str], share: float
-) -> Group:
+def analyse_group(cell: Cell, name: str, members: list[str], baseline: str, copies: Mapping[str, str]) -> Group:
     """Compare the arms of a group, and say who is best; `copies` are the A/A arms by what they are copies of."""
     originals = [member for member in members if member not in copies.values()]
     # If most samples of the baseline are void, few rounds of the other arms have a ratio.
@@ -349,7 +316,7 @@ def analyse_group(
     for metric in cell.metrics:
         own_floor = statistics.MARGIN if itself else statistics.noise_floor(again(cell, metric, copies))
         others = [arm for arm in ranked if arm != reference]
-        comparisons += compare(cell, metric, others, reference, own_floor, merged, share)
+        comparisons += compare(cell, metric, others, reference, own_floor, merged)
     group = Group(
         name=name,
         arms=list(ranked),
@@ -360,7 +327,7 @@ def analyse_group(
         verdict=Verdict(kind="nothing to compare", arms=[], sentence=""),
         control=None if itself else control_of(cell, copies, noise),
     )
-    headline = Headline(cell, group.ranking(cell.primary), statistics.MARGIN if itself else floor, merged, share)
+    headline = Headline(cell, group.ranking(cell.primary), statistics.MARGIN if itself else floor, merged)
     group.verdict, group.ranks = headline.verdict(), headline.ranks()
     return group
 
@@ -403,8 +370,6 @@ class Headline:
     ranking: Sequence[str]
     floor: float
     copies: Mapping[str, str]
-    share: float = 1.0
-    """The share of these comparisons in the 5% for mistakes."""
 
     def __post_init__(self) -> None:
         """Compare."""
@@ -416,7 +381,7 @@ class Headline:
             found = statistics.estimate(statistics.log_ratios(series[second], series[first]))
             if found is not None:
                 pairs[first, second] = found
-        members = statistics.family(list(pairs.values()), len(self.arms), self.share)
+        members = statistics.family(list(pairs.values()), len(self.arms))
         self.pairs = dict(zip(pairs, members, strict=True))
 
     def bounds(self, arm: str) -> frozenset[Bound]:
@@ -429,7 +394,7 @@ class Headline:
         if pair not in self.pairs:
             return "cannot tell"
         member = self.pairs[pair]
-        standing = statistics.judge(member.estimate, member.p_adjusted, self.floor, self.share)
+        standing = statistics.judge(member.estimate, member.p_adjusted, self.floor)
         found = side(within_bounds(standing, *(self.bounds(each) for each in reversed(pair))), self.cell.primary)
         turned: dict[results.ComparisonVerdict, results.ComparisonVerdict] = {"better": "worse", "worse": "better"}
         return found if pair == (other, arm) else turned.get(found, found)
@@ -649,10 +614,6 @@ def notes(cell: Cell, arms: Sequence[results.Arm]) -> list[str]:
         )
     found += disturbed(cell)
     found += [f"{arm} took no part: {why}" for arm, why in cell.unable.items()]
-    if cell.look is not None and cell.look.stopped:
-        found.append(
-            f"decided after {cell.look.after} rounds, so that the others had more: {', '.join(cell.look.stopped)}"
-        )
     for arm in cell.arms:
         for status in ("void", "failed"):
             samples = [sample for sample in cell.samples if sample.arm == arm and sample.status == status]

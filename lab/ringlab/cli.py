@@ -206,7 +206,7 @@ def measuring_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--profile",
             is_flag=True,
-            help="Draw a flame graph of each server with perf, in separate runs at the end.",
+            help="Sample the stacks of each server with perf, in separate runs at the end.",
         ),
         click.option(
             "--again/--no-again",
@@ -268,11 +268,6 @@ def main() -> None:
     "goals_file",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="Judge the goals in this TOML file. Exit status: 0 reached, 1 missed, 3 cannot tell.",
-)
-@click.option(
-    "--adaptive",
-    is_flag=True,
-    help="Halfway through, stop arms whose verdict is clear and spend their time on the rest.",
 )
 @measuring_options
 @services.options

@@ -361,15 +361,6 @@ class Analysis:
 
 
 @dataclass(kw_only=True)
-class Look:
-    """A judgement of a cell's arms before the last round, to give rounds to those that need them."""
-
-    after: Annotated[int, "The rounds that every arm ran in."]
-    stopped: Annotated[list[str], "Arms that ran in no further round, because they were decided."]
-    share: Annotated[float, "The share that the look spent of the 5% for mistakes; the verdicts have the rest."]
-
-
-@dataclass(kw_only=True)
 class Cell:
     """One thing that is measured on every arm that serves it."""
 
@@ -392,7 +383,6 @@ class Cell:
     orders: Annotated[list[list[str]], "The arms in the order in which each round ran them."] = field(
         default_factory=list
     )
-    look: Look | None = None
     samples: list[Sample] = field(default_factory=list)
     system_calls: list[SystemCalls] = field(default_factory=list)
     analysis: Analysis = field(default_factory=Analysis)

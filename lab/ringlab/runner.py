@@ -7,7 +7,6 @@ it.
 
 import contextlib
 import datetime
-import itertools
 import math
 import os
 import random
@@ -51,10 +50,6 @@ PROGRAM_GRACE_S = 60.0
 BIND_COUNT_FIRST = 200
 BIND_TRIALS_MAX = 6
 BIND_COUNT_MAX = 5_000_000
-LOOK_ROUNDS_MIN = 7
-"""With fewer rounds, a look after half of them decides little."""
-ROUNDS_TIMES_MAX = 3
-"""The most rounds of undecided arms, as a multiple of those that were planned."""
 
 
 class Progress(Protocol):
@@ -87,9 +82,7 @@ class Options:
     memory_bytes: float = math.inf
     """A server that takes more is ended, before it takes all that the machine has."""
     profile: bool = False
-    """Draw a flame graph of each server, when everything is measured."""
-    adaptive: bool = False
-    """Look at each cell after half of its rounds, and give the time of decided arms to the others."""
+    """Sample the stacks of each server, when everything is measured."""
     limit_s: float = 0.0
     """If not 0, cells end early, but not before statistics.ROUNDS_MIN rounds, where the race would take longer than this, counted from
     when it began."""
@@ -145,32 +138,10 @@ class Race:
         """Return about how long a cell takes."""
         return self.scale.rounds * self.round_s(plan)
 
-    def round_s(self, plan: CellPlan, stopped: Sequence[str] = ()) -> float:
-        """Return about how long a round of a cell takes, without the arms that have been stopped."""
-        arms = sum(self.sample_s(plan, arm) for arm in self.contestants(plan) if arm.name not in stopped)
+    def round_s(self, plan: CellPlan) -> float:
+        """Return about how long a round of a cell takes."""
+        arms = sum(self.sample_s(plan, arm) for arm in self.contestants(plan))
         return arms + (plan.sample_s(self.ceiling_scale(plan)) if self.has_ceiling(plan) else 0.0)
-
-    def look_after(self, plan: CellPlan) -> int:
-        """Return after how many rounds a cell is looked at, 0 if it isn't: half of those that it has time for."""
-        rounds = int(min(self.scale.rounds, self.cell_limit_s(plan) / self.round_s(plan)))
-        return rounds // 2 + 1 if self.options.adaptive and rounds >= LOOK_ROUNDS_MIN else 0
-
-    def last_round(self, plan: CellPlan, cell: results.Cell) -> int:
-        """Return how many rounds a cell has: more than planned, if arms were stopped, in the same time."""
-        planned, look = self.scale.rounds, cell.look
-        if look is None or not look.stopped:
-            return planned
-        further = int((planned - look.after) * self.round_s(plan) / self.round_s(plan, look.stopped))
-        return min(look.after + further, ROUNDS_TIMES_MAX * planned)
-
-    def rounds_s(self, plan: CellPlan, cell: results.Cell, rounds: int) -> float:
-        """Return about how long the first `rounds` of a cell take; the last one includes what is left over."""
-        look = cell.look
-        if rounds >= self.last_round(plan, cell):
-            return self.expected_s(plan)
-        if look is None or rounds <= look.after:
-            return rounds * self.round_s(plan)
-        return look.after * self.round_s(plan) + (rounds - look.after) * self.round_s(plan, look.stopped)
 
     def sample_s(self, plan: CellPlan, arm: manifest.Arm) -> float:
         """Return about how long a sample takes, from how long the arm's took in an earlier run."""
@@ -284,17 +255,14 @@ class Race:
         counts = self.options.system_calls and counted_here
         counted = {each.arm for each in cell.system_calls}
         uncounted = [arm for arm in contestants if not arm.repeats and arm.name not in counted] if counts else []
-        if cell.look is not None and cell.look.after > done:
-            cell.look = None
-        if done >= self.last_round(plan, cell) and not any(cell.measured(arm.name) for arm in uncounted):
+        if done >= self.scale.rounds and not any(cell.measured(arm.name) for arm in uncounted):
             self.progress.advance(self.expected_s(plan))
             return
         begun, limit_s = time.monotonic(), self.cell_limit_s(plan)
-        look_after = self.look_after(plan)
         # An unfinished round is measured anew: its pairs would be from different times.
         cell.orders = cell.orders[:done]
         cell.samples = [sample for sample in cell.samples if sample.round <= done]
-        self.progress.advance(self.rounds_s(plan, cell, done))
+        self.progress.advance(done * self.round_s(plan))
         rate = 0.0
         if plan.percent:
             rate = self.choose_rate(plan, cell)
@@ -314,23 +282,17 @@ class Race:
             if self.ports_held or not preflight.drain_time_wait():
                 self.ports_held = True
                 self.note(f"{plan.name}: many sockets were in TIME_WAIT all along, which makes binding slow")
-        for number in itertools.count(done + 1):
-            if number == look_after + 1 and look_after and cell.look is None:
-                tried = [arm.record() for arm in contestants if not given_up(cell, arm.name)]
-                cell.look = analysis.look(cell, tried, self.options.baseline)
-            last, spent_s = self.last_round(plan, cell), self.rounds_s(plan, cell, number - 1)
-            if number > last:
-                break
-            stopped = cell.look.stopped if cell.look is not None else []
-            ended_s = (time.monotonic() - begun) * (1 + self.round_s(plan, stopped) / spent_s) if spent_s else 0.0
+        last = self.scale.rounds
+        for number in range(done + 1, last + 1):
+            before = number - 1 - done
+            ended_s = (time.monotonic() - begun) * (1 + 1 / before) if before else 0.0
             if number > statistics.ROUNDS_MIN and ended_s > limit_s:
-                if number <= self.scale.rounds:
-                    self.note(
-                        f"{plan.name} ended after {number - 1} of {self.scale.rounds} rounds, because a quick run has no time for more"
-                    )
-                self.progress.advance(self.expected_s(plan) - spent_s)
+                self.note(
+                    f"{plan.name} ended after {number - 1} of {last} rounds, because a quick run has no time for more"
+                )
+                self.progress.advance((last - number + 1) * self.round_s(plan))
                 break
-            order = [arm for arm in contestants if arm.name not in stopped]
+            order = contestants.copy()
             # Each round has its own generator, so that a resumed run uses the same orders.
             random.Random(f"{self.result.run.seed} {plan.name} {number}").shuffle(order)
             cell.orders.append([arm.name for arm in order])
@@ -339,16 +301,13 @@ class Race:
                 self.progress.advance(plan.sample_s(self.ceiling_scale(plan)))
             turns = plan.takes_turns
             if turns:
-                self.measure_in_turns(plan, cell, order, number, last)
+                self.measure_in_turns(plan, cell, order, number)
             for position, arm in enumerate(order if not turns else (), 1):
                 if not given_up(cell, arm.name):
                     self.progress.step(f"{plan.name}, round {number} of {last}, {arm.name}")
                     self.keep(plan, cell, arm, self.measure(plan, cell, arm, number, position, rate))
                 self.progress.advance(self.sample_s(plan, arm))
             void_hidden(cell)
-            if number == last:
-                regular_s = spent_s + self.round_s(plan, stopped)
-                self.progress.advance(max(0.0, self.expected_s(plan) - regular_s))
         self.count_system_calls(plan, cell, uncounted, rate)
         self.conclude(cell)
 
@@ -414,9 +373,7 @@ class Race:
         if sample.status == "measured":
             self.overheads_found_s[overhead_key(plan, arm)] = max(0.0, beyond_s)
 
-    def measure_in_turns(
-        self, plan: CellPlan, cell: results.Cell, order: Sequence[manifest.Arm], number: int, last: int
-    ) -> None:
+    def measure_in_turns(self, plan: CellPlan, cell: results.Cell, order: Sequence[manifest.Arm], number: int) -> None:
         """Measure a round in which all servers live at the same time: one window each, to and fro, A B B A A B B A.
 
         So whatever changes steadily while the round lasts is the same for all.
@@ -432,7 +389,7 @@ class Race:
         try:
             for step in range(steps):
                 for arm, sample, turn in turns if step % 2 else reversed(turns):
-                    self.progress.step(f"{plan.name}, round {number} of {last}, {arm.name}")
+                    self.progress.step(f"{plan.name}, round {number} of {self.scale.rounds}, {arm.name}")
                     with self.trying(sample):
                         next(turn, None)
                     self.progress.advance(self.sample_s(plan, arm) / steps)

@@ -66,7 +66,6 @@ def measure(
     placement: str,
     system_calls: bool | None,
     again: bool,
-    adaptive: bool = False,
     if_busy: neighbours.IfBusy = "refuse",
     memory: int | None = None,
     output: Path | None,
@@ -81,8 +80,6 @@ def measure(
         check_outside(selectors, system_calls=bool(system_calls), profile=profile)
     if quick and publish:
         raise Refused("--quick and --publish can't be combined")
-    if adaptive and goals_file:
-        raise Refused("--adaptive spends rounds on who is better, and goals ask by how much: leave one of them out")
     if minutes and not quick:
         raise Refused("--minutes needs --quick; otherwise use --rounds and --seconds")
     console = terminal.make_console()
@@ -160,7 +157,6 @@ def measure(
             workers=workers,
             baseline=baseline,
             again=again,
-            adaptive=adaptive,
             system_calls=not addresses and (not quick if system_calls is None else system_calls),
             memory_bytes=preflight.memory_limit(memory),
             profile=profile,
@@ -190,7 +186,6 @@ def measure(
         command += ["--placement", placement] if placement != "apart" else []
         command += ["--baseline", baseline] if baseline else []
         command += ["--no-again"] if not again else []
-        command += ["--adaptive"] if adaptive else []
         command += ["--goals", str(goals_file.resolve())] if goals_file and must_reach else []
         if not addresses and race.options.system_calls == quick:  # Unlike it would be by itself.
             command.append("--no-system-calls" if not quick else "--system-calls")
@@ -349,7 +344,7 @@ def finish(console: Console, race: runner.Race, asked: Sequence[goals.Goal] = ()
     if result.run.interrupted:
         return EXIT_INTERRUPTED
     if race.options.profile:
-        draw_profiles(console, race)
+        write_profiles(console, race)
     if report.has_void(result) or not any(
         sample.status == "measured" for cell in result.cells for sample in cell.samples
     ):
@@ -357,12 +352,12 @@ def finish(console: Console, race: runner.Race, asked: Sequence[goals.Goal] = ()
     return goals.status_of(result.goals) if asked and must_reach else 0
 
 
-def draw_profiles(console: Console, race: runner.Race) -> None:
-    """Draw flame graphs beside the reports, and say what can't be drawn."""
+def write_profiles(console: Console, race: runner.Race) -> None:
+    """Write the stacks of servers beside the reports, and say what can't be sampled."""
     with console.status("sampling where the arms spend their time"):
         written, problems = profiling.profile(race, race.output.parent / profiling.FOLDER)
     for problem in problems:
-        console.print(f"[yellow]no flame graph[/yellow]  {escape(problem)}", highlight=False)
+        console.print(f"[yellow]no profile[/yellow]  {escape(problem)}", highlight=False)
     for path in written:
         console.print(f"  {path}", markup=False, highlight=False)
 
@@ -439,7 +434,6 @@ def go_on(path: Path, result: results.Result, targets_folder: Path | None) -> in
         workers=workers,
         baseline=values.get("--baseline", ""),
         again="--no-again" not in words,
-        adaptive="--adaptive" in words,
         system_calls="--system-calls" in words
         or (result.run.scale.name != "quick" and "--no-system-calls" not in words),
         memory_bytes=preflight.memory_limit(memory or None),

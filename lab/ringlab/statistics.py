@@ -17,8 +17,6 @@ Design and Analysis of Experiments, chapter 14). More windows make rounds scatte
   Student's quantile for 17 comparisons in 3 rounds falls from 18 to 5.
 - Probabilities are corrected by Holm's method for the number of comparisons in the family. An interval has the confidence that
   Holm's method asked of this comparison, so it contains 1 exactly where the probability is no verdict.
-- A cell may look at its rounds once before the end, and give those of decided arms to the others. Each of the two tests has a share
-  of the 5%, LOOK_SHARE and the rest, so that both together don't err more often (Bonferroni), however often arms are stopped.
 - A second copy of the baseline, the A/A arm, shows what the machine makes of no difference at all: the noise floor.
 
 lab/tests/test_error_rates.py simulates runs with noise of several kinds, and counts how often equals are told apart.
@@ -60,8 +58,6 @@ ROUNDS_MIN = 3
 """With fewer rounds there is no verdict."""
 TIMES_MAX = 10
 """Nobody plans to run a larger multiple of the rounds: a quieter machine is the better plan."""
-LOOK_SHARE = 0.1
-"""The share of the 5% that a look before the end spends: what is far apart shows at a tenth, and what is near loses little."""
 BORROWED_MAX = 2.0
 """The most that a comparison borrows from its family, as a multiple of its own degrees of freedom."""
 ALIKE_MIN = 1e-4
@@ -113,9 +109,10 @@ class Estimate:
         """The ratios between which the true one lies with CONFIDENCE, if this is the only comparison."""
         return self.within()
 
-    def inner(self, share: float = 1.0) -> Interval:
-        """Return the same at the confidence of two one-sided tests, 2 * CONFIDENCE - 1: 90%; or with this share of the rest outside."""
-        return self.within(2 * share * (1 - CONFIDENCE))
+    @property
+    def inner(self) -> Interval:
+        """The same at the confidence of two one-sided tests, 2 * CONFIDENCE - 1: 90%."""
+        return self.within(2 * (1 - CONFIDENCE))
 
 
 @dataclass(frozen=True)
@@ -124,7 +121,7 @@ class Member:
 
     estimate: Estimate
     p_adjusted: float
-    """By Holm's method, and by the share that this test has of the 5%."""
+    """By Holm's method."""
     outside: float
     """The probability that Holm's method leaves for a mistake in this comparison."""
 
@@ -186,19 +183,16 @@ def estimate(logs: NDArray[np.float64]) -> Estimate | None:
     return Estimate(float(mean), float(error), rounds, rest - 1)
 
 
-def family(found: Sequence[Estimate], arms: int, share: float = 1.0) -> list[Member]:
-    """Return the comparisons of one family, made between `arms` arms, with what they know of each other's scatter.
-
-    `share` is what this test has of the 5%, if there is another one.
-    """
+def family(found: Sequence[Estimate], arms: int) -> list[Member]:
+    """Return the comparisons of one family, made between `arms` arms, with what they know of each other's scatter."""
     shared = share_scatter(found, arms)
-    adjusted = holm([min(1.0, each.p / share) for each in shared])
+    adjusted = holm([each.p for each in shared])
     decided = sum(each < 1 - CONFIDENCE for each in adjusted)
     order = sorted(range(len(shared)), key=lambda index: shared[index].p)
     place = {index: rank for rank, index in enumerate(order)}
     # Holm's method ends at the first comparison that it doesn't decide, and asks of all further ones what it asked of that.
     return [
-        Member(each, adjusted[index], share * (1 - CONFIDENCE) / (len(shared) - min(place[index], decided)))
+        Member(each, adjusted[index], (1 - CONFIDENCE) / (len(shared) - min(place[index], decided)))
         for index, each in enumerate(shared)
     ]
 
@@ -267,18 +261,18 @@ def hidden_below(again: Estimate) -> float:
     return math.expm1(max(reach, abs(again.log_ratio)))
 
 
-def judge(found: Estimate, p_adjusted: float, floor: float, share: float = 1.0) -> Standing:
+def judge(found: Estimate, p_adjusted: float, floor: float) -> Standing:
     """Say on which side of 1 the true ratio lies, or that it is 1 but for the noise, or that these rounds don't tell.
 
     A side needs a probability below 5% after Holm's correction, and an estimate beyond the noise floor. A tie needs both ends of the
     90% interval within TIE_MARGIN (two one-sided tests at 5% each), and a floor that isn't beyond it: where two copies of one arm
-    differ by more, equal figures don't show equal arms. `share` is as in family().
+    differ by more, equal figures don't show equal arms.
     """
     if found.rounds < ROUNDS_MIN:
         return "cannot tell"
     if p_adjusted < 1 - CONFIDENCE and abs(found.log_ratio) > math.log1p(floor):
         return "below" if found.log_ratio < 0 else "above"
-    low, high = found.inner(share)
+    low, high = found.inner
     if max(1 / low, high) <= 1 + TIE_MARGIN and floor <= TIE_MARGIN:
         return "tie"
     return "cannot tell"

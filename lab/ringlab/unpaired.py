@@ -10,8 +10,7 @@ changes are worth. Two things make a comparison possible all the same:
   by itself, and no smaller difference counts.
 
 The test is Yuen's for two independent samples of unequal variance, which with nothing trimmed is Welch's (Biometrika 61, 1974). It
-takes samples of different sizes, so each arm is compared by all rounds that it ran in, also where --adaptive has stopped it. That was
-decided by its own figures, which moves them; lab/tests/test_error_rates.py simulates by how little.
+takes samples of different sizes, so each arm is compared by all rounds that it ran in.
 """
 
 from __future__ import annotations
@@ -123,8 +122,6 @@ def compare(
             notes.append(f"{cell.name} isn't compared: {changed}")
             continue
         missing += [(cell.name, arm) for arm in arms if not other.measured(arm)]
-        if any(each.look is not None and each.look.stopped for each in (cell, other)):
-            notes.append(f"{cell.name}: {adapted(cell, other)}")
         both = [arm for arm in arms if other.measured(arm)]
         copies = [analysis.copies_of(each, records) for each in (cell, other)]
         reference = analysis.common_control((cell, other), copies, control)
@@ -141,21 +138,6 @@ def compare(
     if not judged:
         raise results.ResultError("the two results have no arm and cell in common that both have measured")
     return Comparison(judged, notes, missing)
-
-
-def adapted(first: Cell, second: Cell) -> str:
-    """Say what --adaptive has made of the rounds of two cells, or of one."""
-
-    def which(cell: Cell) -> str:
-        look = cell.look
-        if look is None or not look.stopped:
-            return f"all arms ran in {len(cell.orders)} rounds"
-        return f"{', '.join(look.stopped)} stopped after {look.after} of {len(cell.orders)} rounds"
-
-    return (
-        f"its rounds were spent where decisions were open: {which(first)}, and then {which(second)}; every arm is compared by the"
-        " rounds that it ran in"
-    )
 
 
 def is_bound(cell: Cell, arm: str) -> bool:

@@ -155,7 +155,6 @@ def test_a_quick_run_leaves_out_lesser_variants_unless_they_are_named(
         (("run", "loop/call_soon"), f"there is no workload or cell 'loop/call_soon'; did you mean {CALL_SOON}"),
         (("run", "--targets", "none"), "there is no target 'none'; did you mean one? `ringlab targets` lists all"),
         (("run", "--quick", "--publish"), "--quick and --publish can't be combined"),
-        (("run", "--adaptive", "--preset", "loops"), "--adaptive spends rounds on who is better, and goals ask by how"),
         (("run", "--minutes", "5"), "--minutes needs --quick; otherwise use --rounds and --seconds"),
         (("run", "--baseline", "two"), "the baseline two takes no part: there is no target 'two'"),
         (("run", "--rounds", "0"), "Invalid value for '--rounds'"),

@@ -1,6 +1,5 @@
 """The race against fake targets: what works is measured, and what doesn't is told, with its reason."""
 
-import random
 import re
 import signal
 import socket
@@ -13,7 +12,6 @@ import pytest
 
 from conftest import CALL_SOON, MakeTargets, SilentProgress, children, wait_until_gone
 from ringlab import (
-    analysis,
     execution,
     generator,
     manifest,
@@ -22,7 +20,6 @@ from ringlab import (
     report,
     results,
     runner,
-    statistics,
     system_calls,
     workloads,
 )
@@ -493,100 +490,6 @@ def test_a_race_without_time_ends_cells_early_but_not_too_early(make_race: MakeR
     )
     assert isinstance(race.progress, SilentProgress)
     assert race.progress.done_s == pytest.approx(expected_s)
-
-
-def adaptive(race: runner.Race, cost: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> runner.Race:
-    """Let samples say what each arm costs, with noise of 4%."""
-    race.options.adaptive = True
-
-    def measured(plan: object, cell: object, arm: manifest.Arm, number: int, *_: object) -> results.Sample:
-        dice = random.Random(f"{arm.name} {number}")
-        if not cost[arm.repeats or arm.name]:
-            return results.Sample(
-                arm=arm.name, round=number, position=1, begun_s=0.0, duration_s=0.1, status="failed", reasons=["no"]
-            )
-        figures = {"operation_ns": cost[arm.repeats or arm.name] * dice.lognormvariate(0, 0.04)}
-        return results.Sample(
-            arm=arm.name, round=number, position=1, begun_s=0.0, duration_s=0.1, status="measured", figures=figures
-        )
-
-    monkeypatch.setattr(race, "measure", measured)
-    return race
-
-
-COSTS = {"one": 1.0, "two": 1.03, "far": 2.0, "farther": 3.0, "farthest": 4.0}
-
-
-def test_the_rounds_of_decided_arms_go_to_those_that_are_open(
-    make_race: MakeRace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    race = adaptive(make_race([CALL_SOON], rounds=9, **COSTS), COSTS, monkeypatch)
-    race.options.baseline = "one"
-    expected_s = sum(race.expected_s(plan) for plan in race.plans)
-    race.run()
-    (cell,) = race.result.cells
-    assert cell.look == results.Look(after=5, stopped=["far", "farther", "farthest"], share=statistics.LOOK_SHARE)
-    # Of six samples a round three are left, so four rounds become eight.
-    assert len(cell.orders) == 13
-    assert {arm: len(cell.measured(arm)) for arm in cell.arms} == {
-        "one": 13, "two": 13, "one (again)": 13, "far": 5, "farther": 5, "farthest": 5,
-    }  # fmt: skip
-    assert isinstance(race.progress, SilentProgress)
-    assert race.progress.done_s == pytest.approx(expected_s)
-    (group,) = cell.analysis.groups
-    found = {each.arm: each for each in group.comparisons}
-    assert {arm: (each.verdict, each.rounds) for arm, each in found.items() if arm != "two"} == {
-        "far": ("worse", 5), "farther": ("worse", 5), "farthest": ("worse", 5),
-    }  # fmt: skip
-    assert found["two"].rounds == 13
-    # Four comparisons: of the clearest, a quarter is asked of what the look has left of 5%.
-    assert max(each.confidence for each in found.values()) == pytest.approx(1 - 0.05 * 0.9 / 4)
-    assert "decided after 5 rounds, so that the others had more: far, farther, farthest" in cell.analysis.notes
-    kept = results.Result.read(race.output)
-    assert kept.cells == race.result.cells
-    again = analysis.analyse(kept.cells[0], kept.arms, "one")
-    assert again == cell.analysis
-
-
-@pytest.mark.parametrize("at", [4, 6, 8])
-def test_an_interrupted_race_with_a_look_goes_on_as_if_it_had_not_been(
-    at: int, make_race: MakeRace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    race = adaptive(make_race([CALL_SOON], rounds=9, **COSTS), COSTS, monkeypatch)
-    race.options.baseline = "one"
-    race.progress = InterruptedProgress(f"round {at} of")
-    race.run()
-    kept = results.Result.read(race.output)
-    assert kept.run.interrupted
-    again = runner.Race(kept, race.arms, race.plans, race.program, race.output, SilentProgress(), race.options)
-    adaptive(again, COSTS, monkeypatch).run()
-    race.result = results.Result(run=race.result.run)
-    race.progress = SilentProgress()
-    race.run()
-    assert kept.cells[0].look == race.result.cells[0].look
-    assert kept.cells[0].orders == race.result.cells[0].orders
-    assert kept.cells[0].analysis == race.result.cells[0].analysis
-
-
-@pytest.mark.parametrize(
-    ("rounds", "costs", "looked"),
-    [
-        (6, COSTS, False),
-        (9, {"one": 1.0, "two": 1.01, "far": 1.02}, True),
-        (9, {"one": 1.0, "far": 2.0, "farther": 3.0}, True),
-        (9, {"one": 1.0}, True),
-        (9, {"one": 1.0, "far": 2.0, "farther": 3.0, "stumbles": 0.0}, True),
-    ],
-)
-def test_where_all_or_nothing_is_decided_every_arm_has_the_planned_rounds(
-    rounds: int, costs: dict[str, float], looked: bool, make_race: MakeRace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    race = adaptive(make_race([CALL_SOON], rounds=rounds, **costs), costs, monkeypatch)
-    race.run()
-    (cell,) = race.result.cells
-    assert (cell.look is not None) == looked
-    assert cell.look is None or cell.look.stopped == []
-    assert {len(cell.measured(arm)) for arm in cell.arms if arm != "stumbles"} == {rounds}
 
 
 def test_an_arm_that_compiles_meanwhile_is_warmed_up_longer(

@@ -96,25 +96,6 @@ def test_the_test_is_that_of_welch_and_yuen(sizes: tuple[int, int]) -> None:
     assert found.p == pytest.approx(expected.pvalue, rel=1e-6)
 
 
-def test_arms_that_a_look_has_stopped_are_compared_by_the_rounds_that_they_have() -> None:
-    before, after = make_run({"red": 5.0, "blue": 8.0}, rounds=9), make_run({"red": 5.0, "blue": 9.6}, number=2)
-    assert unpaired.compare(before, after).notes == []
-    (cell,) = before.cells
-    cell.look = results.Look(after=5, stopped=["blue"], share=0.1)
-    cell.samples = [sample for sample in cell.samples if sample.arm != "blue" or sample.round <= 5]
-    for first, second, rounds in ((before, after, (5, 9)), (after, before, (9, 5))):
-        comparison = unpaired.compare(first, second)
-        found = {judged.arm: judged for judged in comparison.judged}
-        assert {arm: judged.rounds for arm, judged in found.items()} == {"red": (9, 9), "blue": rounds}
-        assert found["red"].kind == "tie"
-        assert found["blue"].kind == ("worse" if first is before else "better")
-    (note,) = unpaired.compare(before, after).notes
-    assert note == (
-        "echo/framed/1KB/100: its rounds were spent where decisions were open: blue stopped after 5 of 9 rounds, and then all"
-        " arms ran in 9 rounds; every arm is compared by the rounds that it ran in"
-    )
-
-
 def test_how_far_the_copy_moved_is_no_change() -> None:
     before, after = make_run({"red": 5.0}), make_run({"red": 5.35}, number=2)
     assert kinds(unpaired.compare(before, after)) == {"red": "worse"}

@@ -82,7 +82,7 @@ class Contest:
     @property
     def agrees(self) -> bool:
         """Whether the true ratio is certainly near 1."""
-        low, high = self.estimate.inner()
+        low, high = self.estimate.inner
         return low >= 1 / (1 + TOLERANCE) and high <= 1 + TOLERANCE
 
     @property
