@@ -45,7 +45,7 @@ from ringlab.report import html, markdown, terminal
 EXIT_UNREAD = 128 + signal.SIGPIPE
 """The status of a process that SIGPIPE has ended, which the kernel sends when nobody reads the output any more."""
 SEED_MAX = (1 << 64) - 1
-FORMATS = ("terminal", "markdown", "json", "html", "csv", "summary")
+FORMATS = ("terminal", "markdown", "json", "html", "csv")
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
@@ -335,7 +335,7 @@ def preset_options(preset: presets.Preset) -> dict[str, Any]:
     return {name: value for name, value in preset.options.items() if name not in excluded}
 
 
-RESULT_FILE_OPTIONS = ("fail_if", "control", "every_metric", "junit", "csv", "summary", "annotate")
+RESULT_FILE_OPTIONS = ("fail_if", "control", "every_metric", "csv")
 """Of `compare`, for two result files."""
 
 
@@ -358,10 +358,7 @@ def result_file_options(function: Callable[..., Any]) -> Callable[..., Any]:
             is_flag=True,
             help="Files: compare all figures, not only the one that ranks the arms.",
         ),
-        click.option("--junit", type=path, help="Files: write a report in JUnit's format."),
-        click.option("--csv", type=path, help="Files: write the verdicts as CSV."),
-        click.option("--summary", type=path, help="Files: write a summary in Markdown; - prints it."),
-        click.option("--annotate", is_flag=True, help="Files: print annotations for GitHub Actions."),
+        click.option("--csv", type=path, help="Files: write the verdicts as CSV; - prints it."),
     ]
     for option in reversed(options):
         function = option(function)
@@ -411,7 +408,7 @@ def compare(arms: tuple[str, str], source: Path | None, what: tuple[str, ...], *
     Examples:
       ringlab compare asyncio-protocol uvloop-protocol --workload echo --quick
       ringlab compare go tokio --in ringlab-results/20261121-160000
-      ringlab compare before/result.json after/result.json --fail-if slower:3% --junit junit.xml
+      ringlab compare before/result.json after/result.json --fail-if slower:3%
     """
     first, second = arms
     of_files = {name: options.pop(name) for name in RESULT_FILE_OPTIONS}
@@ -628,8 +625,6 @@ def report_command(paths: tuple[Path, ...], kind: str, output: Path | None) -> N
         texts = [markdown.render(result) for _, result in found]
     elif kind == "csv":
         texts = [exports.result_csv(result) for _, result in found]
-    elif kind == "summary":
-        texts = [exports.result_summary(name, result) for name, result in found]
     elif output is None:
         for _, result in found:
             terminal.print_result(terminal.make_console(), result)

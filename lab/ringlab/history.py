@@ -35,12 +35,9 @@ def compare_files(
     control: str,
     every_metric: bool,
     fail_if: Sequence[str],
-    junit: Path | None,
     csv: Path | None,
-    summary: Path | None,
-    annotate: bool,
 ) -> int:
-    """Compare two result files, and report in every form that was asked for; return the exit status."""
+    """Compare two result files, and write the verdicts as CSV if that was asked for; return the exit status."""
     conditions = [exports.Condition.parse(text) for text in fail_if]
     comparison = unpaired.compare(
         read_result(first), read_result(second), control=control, cells=cells, every_metric=every_metric
@@ -59,20 +56,14 @@ def compare_files(
             f"  [yellow]missing    [/yellow] {escape(cell)}: {escape(arm)} has no figures in {escape(second)}",
             highlight=False,
         )
-    if annotate:
-        for line in exports.annotations(comparison, conditions):
-            click.echo(line)
-    for path, text in (
-        (junit, exports.junit(f"{second} against {first}", comparison, conditions)),
-        (csv, exports.comparison_csv(comparison)),
-        (summary, exports.comparison_summary(first, second, comparison)),
-    ):
-        if path is not None:
-            write(path, text)
-    failed = len(exports.failures(comparison, conditions)) + len(exports.missing(comparison, conditions))
+    if csv is not None:
+        write(csv, exports.comparison_csv(comparison))
+    failed = len(exports.failures(comparison, conditions))
+    if any(condition.kind == "missing" for condition in conditions):
+        failed += len(comparison.missing)
     if failed:
         console.print(
-            f"[bold red]{figures.counted(failed, 'verdict')} meet --fail-if {escape(' '.join(fail_if))}[/bold red]",
+            f"[bold red]--fail-if {escape(' '.join(fail_if))} is met by {figures.counted(failed, 'verdict')}[/bold red]",
             highlight=False,
         )
     return EXIT_FAILED if failed else 0
