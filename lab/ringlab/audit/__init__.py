@@ -63,9 +63,6 @@ def audit(reports: Sequence[tuple[str, str]]) -> Audit:
     found: list[Record] = []
     unread: dict[str, list[int]] = {}
     for name, text in reports:
-        if result := records.read_result(text, name):
-            found += result
-            continue
         parts = document.parse(text, name)
         found += tools.read_outputs(parts)
         tables, lines = records.read_tables(parts)

@@ -7,9 +7,9 @@ with their reasons.
 import collections
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from ringlab import figures
 from ringlab.audit.quantities import Quantity, megabits, plain, seconds, size
@@ -102,10 +102,6 @@ class Finding:
         """The consequence."""
         return RULES[self.rule][1]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return it as `--json` prints it."""
-        return asdict(self) | {"severity": self.severity, "meaning": self.meaning}
-
 
 def finding(rule: str, record: Record, kind: str, what: str, arithmetic: str) -> Finding:
     """Make a finding about a figure of a record."""
@@ -123,13 +119,17 @@ def is_near(ratio: float, factor: float, slack: float = 0.03) -> bool:
     return abs(ratio / factor - 1) < slack or abs(ratio * factor - 1) < slack
 
 
+def grouped(records: Iterable[Record], key: Callable[[Record], Hashable]) -> list[list[Record]]:
+    """Return records in groups of one key."""
+    found: dict[Hashable, list[Record]] = {}
+    for record in records:
+        found.setdefault(key(record), []).append(record)
+    return list(found.values())
+
+
 def families(records: Records) -> list[list[Record]]:
     """Return what is compared: the records of each table, all lists of a report, and each output by itself."""
-    found: dict[tuple[str, str, int], list[Record]] = {}
-    for record in records:
-        group = -1 if record.source == "list" else record.group
-        found.setdefault((record.document, record.source, group), []).append(record)
-    return list(found.values())
+    return grouped(records, lambda each: (each.document, each.source, -1 if each.source == "list" else each.group))
 
 
 def same_subject(one: str, other: str) -> bool:
@@ -139,10 +139,7 @@ def same_subject(one: str, other: str) -> bool:
 
 def alike_groups(family: Records) -> list[list[Record]]:
     """Return the records of a family by case and conditions: those that may be set beside each other."""
-    found: dict[tuple[object, ...], list[Record]] = {}
-    for record in family:
-        found.setdefault((record.label, record.conditions), []).append(record)
-    return list(found.values())
+    return grouped(family, lambda each: (each.label, each.conditions))
 
 
 # --- one record ---
@@ -497,13 +494,10 @@ def check_efficiency(family: Records) -> Iterator[Finding]:
 
 def check_saturation(records: Records) -> Iterator[Finding]:
     """Find a rate that no longer rises with the connections, while the CPU is idle."""
-    series: dict[tuple[str, str], list[tuple[Record, list[Quantity]]]] = {}
-    for record in records:
-        if found := record.all("connections", "rate", "cpu"):
-            series.setdefault((record.subject, record.label), []).append((record, found))
-    for one in series.values():
-        one.sort(key=lambda each: each[1][0].value)
-        for (_, (low, rate, cpu)), (record, (high, more, busy)) in itertools.combinations(one, 2):
+    for series in grouped(records, lambda each: (each.subject, each.label)):
+        found = [(record, record.all("connections", "rate", "cpu")) for record in series]
+        found = sorted((each for each in found if each[1]), key=lambda each: each[1][0].value)
+        for (_, (low, rate, cpu)), (record, (high, more, busy)) in itertools.combinations(found, 2):
             idle = cpu.dimension == "percent" and max(cpu.high, busy.high) < IDLE_CPU
             if idle and high.value >= MORE_CONNECTIONS * low.value and more.value <= FLAT * rate.value:
                 words = (
@@ -752,9 +746,7 @@ CHECKS_OF_ALL = (check_repeats, check_calculated, check_directions)
 
 def check(records: Records) -> list[Finding]:
     """Return all findings; of those that say the same thing of a report, only the first."""
-    reports = [
-        [each for each in records if each.document == name] for name in dict.fromkeys(each.document for each in records)
-    ]
+    reports = grouped(records, lambda each: each.document)
     found = [finding for record in records for check in CHECKS_OF_RECORDS for finding in check(record)]
     found += [finding for family in families(records) for check in CHECKS_OF_FAMILIES for finding in check(family)]
     found += [finding for report in reports for check in CHECKS_OF_REPORTS for finding in check(report)]
@@ -779,7 +771,7 @@ def missing(records: Records) -> list[str]:
         found.append("latency")
     elif not kinds & {"p99", "p999", "p9999", "max"}:
         found.append("p99 or a maximum")
-    if not repeated and not any(record.source == "ringlab" for record in records):
+    if not repeated:
         found.append("repeated runs or a spread between them")
     if "cpu" not in kinds and kinds & {"connections", "rate"}:
         found.append("the CPU that the server took")

@@ -1,6 +1,5 @@
 """The command `ringlab audit`."""
 
-import json
 import sys
 from pathlib import Path
 
@@ -19,12 +18,11 @@ EXIT_FINDINGS, EXIT_UNREAD = 1, 3
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     metavar="REPORT...",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def audit_command(reports: tuple[Path, ...], as_json: bool) -> None:
+def audit_command(reports: tuple[Path, ...]) -> None:
     """List contradictions between a published benchmark's own figures, with the arithmetic. Nothing is measured.
 
-    A REPORT is any text: Markdown, a web page, a terminal's copy, a result of ringlab's. Its tables are read, and what wrk,
-    wrk2, tcpkali, ab, hey, oha and k6 printed; its sentences aren't. Several reports are also compared with each other.
+    A REPORT is any text: Markdown, a web page, a terminal's copy. Its tables are read, and what wrk, wrk2, tcpkali, ab, hey,
+    oha and k6 printed; its sentences aren't. Several reports are also compared with each other.
 
     \b
     A contradiction: figures that can't all be true.
@@ -35,28 +33,21 @@ def audit_command(reports: tuple[Path, ...], as_json: bool) -> None:
       ringlab audit docs/benchmark.md wrk-50.txt wrk-500.txt
     """
     done = audit.audit(audit.read(reports))
-    counts = {str(report): done.figures(str(report)) for report in reports}
-    unread = {report: done.unread.get(report, []) for report in counts}
-    if as_json:
-        findings = [each.to_json() for each in done.findings]
-        content = {"read": counts, "unread": unread, "missing": done.missing, "findings": findings}
-        click.echo(json.dumps(content, indent=1))
-    else:
-        for each in done.findings:
-            click.echo(f"{each.report}:{each.line}: {each.severity} ({each.rule}): {each.what}")
-            click.echo(f"    arithmetic: {each.arithmetic}")
-            click.echo(f"    meaning: {each.meaning}\n")
-        for report, count in counts.items():
-            found = [each for each in done.findings if each.report == report]
-            hard = sum(each.severity == "contradiction" for each in found)
-            said = f"{figures.counted(hard, 'contradiction')}, {len(found) - hard} other finding{'s' * (len(found) - hard != 1)}"
-            said = said if count else "it is silent about this report"
-            click.echo(f"{report}: {figures.counted(count, 'figure')} understood: {said}")
-            if unread[report]:
-                click.echo(
-                    f"  not understood: some figures of the tables at line {', '.join(map(str, unread[report]))}"
-                )
-            if count and done.missing[report]:
-                click.echo(f"  not in it: {'; '.join(done.missing[report])}")
-    complete = all(counts.values()) and not any(unread.values())
+    for each in done.findings:
+        click.echo(f"{each.report}:{each.line}: {each.severity} ({each.rule}): {each.what}")
+        click.echo(f"    arithmetic: {each.arithmetic}")
+        click.echo(f"    meaning: {each.meaning}\n")
+    complete = True
+    for report in dict.fromkeys(map(str, reports)):
+        count, unread = done.figures(report), done.unread[report]
+        found = [each for each in done.findings if each.report == report]
+        hard = sum(each.severity == "contradiction" for each in found)
+        said = f"{figures.counted(hard, 'contradiction')}, {figures.counted(len(found) - hard, 'other finding')}"
+        said = said if count else "it is silent about this report"
+        click.echo(f"{report}: {figures.counted(count, 'figure')} understood: {said}")
+        if unread:
+            click.echo(f"  not understood: some figures of the tables at line {', '.join(map(str, unread))}")
+        if count and done.missing[report]:
+            click.echo(f"  not in it: {'; '.join(done.missing[report])}")
+        complete = complete and count > 0 and not unread
     sys.exit(EXIT_FINDINGS if done.findings else 0 if complete else EXIT_UNREAD)

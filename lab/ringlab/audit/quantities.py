@@ -70,11 +70,6 @@ class Quantity:
         """Return it as read in a line."""
         return replace(self, line=line)
 
-    def scaled(self, factor: float, dimension: Dimension) -> "Quantity":
-        """Return it in another unit."""
-        low, high = sorted((self.low * factor, self.high * factor))
-        return replace(self, value=self.value * factor, low=low, high=high, dimension=dimension)
-
     def inverse(self, dimension: Dimension) -> "Quantity":
         """Return 1 divided by it."""
         return replace(self, value=1 / self.value, low=1 / self.high, high=1 / self.low, dimension=dimension)

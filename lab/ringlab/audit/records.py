@@ -7,12 +7,10 @@ the load generators' commands beside a table.
 """
 
 import functools
-import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from ringlab import figures
 from ringlab.audit import quantities
@@ -464,30 +462,3 @@ def read_tables(document: Document) -> tuple[list[Record], list[int]]:
             records += read
             unread += [line.number] if missed else []
     return records, unread
-
-
-def read_result(text: str, name: str) -> list[Record]:
-    """Return the records of a result of ringlab's own: each arm in each cell; nothing if it is no such result."""
-    try:
-        content = json.loads(text) if text.lstrip().startswith("{") else {}
-        return [record for group, cell in enumerate(content["cells"]) for record in read_cell(cell, group, name)]
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return []
-
-
-def read_cell(cell: dict[str, Any], group: int, name: str) -> Iterable[Record]:
-    """Return the records of a cell of a result."""
-    metrics = {metric["key"]: metric for metric in cell["metrics"]}
-    arms: dict[str, Record] = {}
-    for summary in (cell["analysis"] or {"summaries": []})["summaries"]:
-        arm = summary["arm"]
-        record = arms.setdefault(arm, Record(name, "ringlab", group, 1, (cell["name"],), arm, cell["name"]))
-        record.closed = cell["parameters"].get("mode") == "closed"
-        if connections := cell["parameters"].get("connections"):
-            record.settings["connections"] = exactly(connections, str(connections)).at(1)
-        if metric := metrics.get(summary["metric"]):
-            dimension, scale, _ = quantities.unit_of(metric["unit"])[0] or ("number", 1.0, 1.0)
-            median, low, high = (summary[each] * scale for each in ("median", "low", "high"))
-            quantity = Quantity(median, low, high, dimension, str(summary["median"]))
-            record.figures[kind_of(metric["title"]) or metric["key"]] = quantity.at(1)
-    return arms.values()

@@ -4,6 +4,7 @@ Each tool is a pattern for the line where its output begins, and patterns whose 
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ringlab.audit import quantities
@@ -18,18 +19,16 @@ CHOSEN = ("connections", "duration", "wrk_threads")
 
 @dataclass(frozen=True)
 class Tool:
-    """A load generator's output: its first line, the kind of figure that it prints last or nearly, and its lines."""
+    """A load generator's output: the kind of figure that it prints last or nearly, and its lines, the first one first."""
 
     name: str
-    begin: re.Pattern[str]
     last: str
-    patterns: tuple[re.Pattern[str], ...]
+    patterns: Sequence[re.Pattern[str]]
 
 
-def tool(name: str, last: str, begin: str, *patterns: str) -> Tool:
+def tool(name: str, last: str, *patterns: str) -> Tool:
     """Make a tool from its patterns; a space in one is any white space."""
-    made = tuple(re.compile(r"^\s*" + pattern.replace(" ", r"\s+")) for pattern in (begin, *patterns))
-    return Tool(name, made[0], last, made)
+    return Tool(name, last, [re.compile(r"^\s*" + pattern.replace(" ", r"\s+")) for pattern in patterns])
 
 
 TOOLS = (
@@ -165,7 +164,7 @@ def read_outputs(document: Document) -> list[Record]:
         path = line.section
         if command_in(line.text, line.number):
             commands.append(line.text)
-        begun = next((each for each in TOOLS if each.begin.match(line.text)), None)
+        begun = next((each for each in TOOLS if each.patterns[0].match(line.text)), None)
         if begun and (current is None or begun is not of or of.last in current.figures):
             current = begin(document, begun, len(found), line.number, path, commands.pop(0) if commands else "")
             of, used = begun, line.number
