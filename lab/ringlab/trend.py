@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import geometric_mean
 
 from ringlab import Refused, analysis, results, steps, storage
 from ringlab.results import Cell, Metric, Result
@@ -118,8 +119,3 @@ def noise_of(cell: Cell, arm: str, metric: Metric, control: str, copies: Mapping
     again = analysis.again(cell, metric, copies)
     more, less = analysis.may_be(*(analysis.bounds_of(cell, each, metric, {}) for each in (arm, control)))
     return steps.Noise(again=again.ratio if again is not None else None, may_be_more=more, may_be_less=less)
-
-
-def geometric_mean(values: Sequence[float]) -> float:
-    """Return it."""
-    return math.exp(math.fsum(map(math.log, values)) / len(values))
