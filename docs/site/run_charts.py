@@ -68,7 +68,7 @@ def _section(cell: html.Cell, group: html.Group, source: str) -> list[nodes.Node
 def _write_report(app: Sphinx, error: Exception | None) -> None:
     if error is None:
         result = pathlib.Path(app.config.run_result)
-        (pathlib.Path(app.outdir) / REPORT).write_text(html.render([(result.stem, Result.read(result))]))
+        (pathlib.Path(app.outdir) / REPORT).write_text(html.render(result.stem, Result.read(result)))
 
 
 def setup(app: Sphinx) -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import io
 import json
 import math
 import signal
@@ -15,7 +14,6 @@ from typing import Any
 
 import click
 from click.core import ParameterSource
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -45,7 +43,7 @@ from ringlab.report import html, markdown, terminal
 EXIT_UNREAD = 128 + signal.SIGPIPE
 """The status of a process that SIGPIPE has ended, which the kernel sends when nobody reads the output any more."""
 SEED_MAX = (1 << 64) - 1
-FORMATS = ("terminal", "markdown", "json", "html", "csv")
+FORMATS = ("terminal", "markdown", "html", "csv")
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
@@ -116,10 +114,10 @@ def refusals_told() -> Iterator[None]:
     except Refused as refused:
         raise Impossible(str(refused)) from None
     except BrokenPipeError:
-        terminal.let_go_of_output()
+        terminal.let_go_of(sys.stdout)
         sys.exit(EXIT_UNREAD)
     except OSError as error:
-        terminal.let_go_of_output()
+        terminal.let_go_of(sys.stdout)
         where = f"{error.filename}: " if error.filename else ""
         raise Impossible(f"{where}{error.strerror or error}") from None
 
@@ -595,52 +593,25 @@ def doctor(targets_folder: Path | None, connections: int) -> None:
     sys.exit(1 if any(finding.status == "error" for finding in findings) else 0)
 
 
-@main.command("report", short_help="Show results again, or convert them.")
-@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True), metavar="RESULT...")
+@main.command("report", short_help="Show a result again, or convert it.")
+@click.argument("path", type=click.Path(path_type=Path, exists=True), metavar="RESULT")
 @click.option("--format", "kind", type=click.Choice(FORMATS), default="terminal", show_default=True)
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Write it to this file; several RESULTs become one page of HTML.",
-)
-def report_command(paths: tuple[Path, ...], kind: str, output: Path | None) -> None:
-    """Show results again, from a result.json (even of an interrupted run) or from its folder.
+def report_command(path: Path, kind: str) -> None:
+    """Show a result again, from a result.json (even of an interrupted run) or from its folder.
 
     \b
     Example:
-      ringlab report ringlab-results/* --format html --output report.html
+      ringlab report ringlab-results/20261121-160000 --format csv > figures.csv
     """
-    if output is not None and len(paths) > 1 and kind != "html":
-        raise Refused("--output takes several results only with --format html; otherwise report them one by one")
-    files = [storage.result_file(path) for path in paths]
-    found = [
-        (file.resolve().parent.name if file.name == storage.RESULT_FILE else file.stem, results.Result.read(file))
-        for file in files
-    ]
-    if kind == "html":
-        texts = [html.render(found)]
-    elif kind == "json":
-        texts = [json.dumps(result.to_json(), indent=1) + "\n" for _, result in found]
-    elif kind == "markdown":
-        texts = [markdown.render(result) for _, result in found]
-    elif kind == "csv":
-        texts = [exports.result_csv(result) for _, result in found]
-    elif output is None:
-        for _, result in found:
-            terminal.print_result(terminal.make_console(), result)
-        return
+    file = storage.result_file(path)
+    result = results.Result.read(file)
+    if kind == "terminal":
+        terminal.print_result(terminal.make_console(), result)
+    elif kind == "html":
+        name = file.resolve().parent.name if file.name == storage.RESULT_FILE else file.stem
+        click.echo(html.render(name, result), nl=False)
     else:
-        text = io.StringIO()
-        terminal.print_result(Console(file=text, width=terminal.WIDTH, soft_wrap=True), found[0][1])
-        texts = [text.getvalue()]
-    if output is None:
-        click.echo("\n".join(texts), nl=False)
-        return
-    try:
-        results.write_text(output, "\n".join(texts))
-    except OSError as error:
-        raise Refused(f"{output} can't be written: {error.strerror}; choose another file with --output") from None
-    click.echo(str(output))
+        click.echo(markdown.render(result) if kind == "markdown" else exports.result_csv(result), nl=False)
 
 
 for command in (

@@ -18,8 +18,7 @@ EXIT_FAILED = 1
 
 def is_result(text: str) -> bool:
     """Return whether an argument names a result rather than an arm: a file, or a folder that has one."""
-    path = Path(text)
-    return path.is_file() or (path / storage.RESULT_FILE).is_file()
+    return storage.result_file(Path(text)).is_file()
 
 
 def read_result(text: str) -> Result:
@@ -45,27 +44,19 @@ def compare_files(
     console = terminal.make_console()
     console.print(f"[bold]{escape(second)} against {escape(first)}[/bold]")
     for note in comparison.notes:
-        console.print(f"  [yellow]![/yellow] {escape(note)}", highlight=False)
+        terminal.print_note(console, note)
     for judged in comparison.judged:
-        colour = terminal.COLOURS[judged.kind]
-        console.print(
-            f"  [{colour}]{judged.kind:11}[/{colour}] {escape(judged.cell)}: {escape(judged.sentence)}", highlight=False
-        )
+        terminal.print_verdict(console, judged.kind, f"{judged.cell}: {judged.sentence}")
     for cell, arm in comparison.missing:
-        console.print(
-            f"  [yellow]missing    [/yellow] {escape(cell)}: {escape(arm)} has no figures in {escape(second)}",
-            highlight=False,
-        )
+        terminal.print_verdict(console, "missing", f"{cell}: {arm} has no figures in {second}")
     if csv is not None:
         write(csv, exports.comparison_csv(comparison))
     failed = len(exports.failures(comparison, conditions))
     if any(condition.kind == "missing" for condition in conditions):
         failed += len(comparison.missing)
     if failed:
-        console.print(
-            f"[bold red]--fail-if {escape(' '.join(fail_if))} is met by {figures.counted(failed, 'verdict')}[/bold red]",
-            highlight=False,
-        )
+        said = f"--fail-if {' '.join(fail_if)} is met by {figures.counted(failed, 'verdict')}"
+        console.print(f"[bold red]{escape(said)}[/bold red]")
     return EXIT_FAILED if failed else 0
 
 

@@ -149,5 +149,5 @@ def write_reports(result: results.Result, folder: Path) -> list[Path]:
     results.write_text(path, markdown.render(result))
     written = [path]
     path = folder / HTML_FILE
-    results.write_text(path, html.render([(folder.name, result)]))
+    results.write_text(path, html.render(folder.name, result))
     return [*written, path]

@@ -47,8 +47,7 @@ def test_a_sweep_finds_knees_and_everything_that_is_written_shows_them(make_race
     assert results.Result.read(race.output) == race.result
     text = printed(cell)
     assert "rate at the knee" in text
-    assert "p99 at shares of the knee" in text
-    page = html.render([("a run", race.result)])
+    page = html.render("a run", race.result)
     assert "p99 over the offered rate, of all arms" in page
     assert page.count("every rate</summary>") == 3
     paper = markdown.render(race.result)
@@ -106,7 +105,7 @@ def test_a_knee_beyond_the_load_generator_or_below_the_low_rate_is_a_bound(
     assert "the load generator was busy for 99% of the time" in notes
     assert "crawling: its knee is at most 2,000/s, the low rate, which it didn't keep up with" in notes
     assert "client-limited" not in notes
-    for text in (printed(cell), markdown.render(race.result), html.render([("a run", race.result)])):
+    for text in (printed(cell), markdown.render(race.result), html.render("a run", race.result)):
         assert "at least" in text
         assert "at most" in text
 

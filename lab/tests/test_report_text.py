@@ -27,7 +27,7 @@ def as_terminal(result: results.Result) -> str:
 
 
 def as_page(result: results.Result) -> str:
-    return html.render([("a run", result)])
+    return html.render("a run", result)
 
 
 @pytest.mark.parametrize("render", [as_markdown, as_terminal])

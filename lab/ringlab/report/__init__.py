@@ -1,7 +1,6 @@
 """Reports of a result, which draw what its analysis says and compute nothing anew."""
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from ringlab import figures
 from ringlab.results import Cell, CellVerdict, Comparison, Group, Metric, RatePoint, Result, Summary, Sweep
@@ -25,6 +24,15 @@ def words(result: Result) -> list[tuple[str, str]]:
     ]
 
 
+Table = Sequence[Sequence[str]]
+"""A row of headings, and the rows below it. The first column names the rows."""
+
+
+def table(*columns: tuple[str, Sequence[str]]) -> Table:
+    """Return a table, given the heading and the texts of each column."""
+    return [[heading for heading, _ in columns], *zip(*(texts for _, texts in columns), strict=True)]
+
+
 def show_figure(value: float, metric: Metric) -> str:
     """Return a figure of a metric; times in ns come with the unit that suits them, others without theirs."""
     return figures.in_unit(value, "ns" if metric.unit == "ns" else "")
@@ -36,9 +44,10 @@ def bounded(cell: Cell, arm: str, metric: Metric, figure: str) -> str:
     return f"{' or '.join(sorted(bounds))} {figure}".strip()
 
 
-def show_median(cell: Cell, summary: Summary | None, metric: Metric) -> str:
-    """Return the median of a figure; nothing if there is none."""
-    return "" if summary is None else bounded(cell, summary.arm, metric, show_figure(summary.median, metric))
+def show_median(cell: Cell, arm: str, metric: Metric) -> str:
+    """Return the median of a figure of an arm; nothing if there is none."""
+    summary = summary_of(cell, arm, metric.key)
+    return "" if summary is None else bounded(cell, arm, metric, show_figure(summary.median, metric))
 
 
 def show_ratio(comparison: Comparison) -> str:
@@ -161,6 +170,25 @@ def rate_of(cell: Cell) -> str:
     )
 
 
+def table_of(cell: Cell, group: Group) -> Table:
+    """Return the table of a group: the primary metric, the other ones, and instructions and system calls per operation."""
+    arms = group.ranking(cell.primary)
+
+    def medians(metric: Metric) -> list[str]:
+        return [show_median(cell, arm, metric) for arm in arms]
+
+    comparisons = [comparing(group, arm, cell.primary) for arm in arms]
+    return table(
+        ("arm", arms),
+        (heading(cell.primary), medians(cell.primary)),
+        (f"compared with {group.baseline}", [ratio for ratio, _ in comparisons]),
+        ("verdict", [verdict for _, verdict in comparisons]),
+        ("rank", [rank_of(group, arm) for arm in arms]),
+        *((heading(metric), medians(metric)) for metric in cell.metrics if not metric.primary),
+        *((title, [texts.get(arm, "") for arm in arms]) for title, texts in counted(cell)),
+    )
+
+
 def counted(cell: Cell) -> list[tuple[str, dict[str, str]]]:
     """Return the headings of what was counted per operation, instructions and system calls, each with the figures by arm."""
     kernel = (
@@ -170,12 +198,11 @@ def counted(cell: Cell) -> list[tuple[str, dict[str, str]]]:
         (f"instructions{kernel} per {cell.operation}", {each.arm: each.instructions for each in cell.system_calls}),
         (f"system calls per {cell.operation}", {each.arm: each.per_operation for each in cell.system_calls}),
     ]
-    found = []
-    for heading, values in columns:
-        texts = {arm: figures.significant(value) for arm, value in values.items() if value is not None}
-        if texts:
-            found.append((heading, texts))
-    return found
+    found = [
+        (title, {arm: figures.significant(value) for arm, value in values.items() if value is not None})
+        for title, values in columns
+    ]
+    return [(title, texts) for title, texts in found if texts]
 
 
 def show_knee(sweep: Sweep) -> str:
@@ -184,104 +211,74 @@ def show_knee(sweep: Sweep) -> str:
     return rate if sweep.low is None or sweep.high is None else f"{rate} ({sweep.low:,.0f} to {sweep.high:,.0f})"
 
 
-SWEEP_HEADINGS = (
-    "arm",
-    "rate at the knee: mean of the rounds, 95% interval",
-    "p99 at a low rate",
-    "rates tried",
-    "highest rate answered, /s",
-)
-CURVE_HEADINGS = ("offered, /s", "answered, /s", "p50", "p99", "p99.9", "trials", "")
-
-
-def sweep_rows(cell: Cell) -> list[list[str]]:
-    """Return the rows under SWEEP_HEADINGS, the best arm first."""
+def sweeps_of(cell: Cell) -> list[Sweep]:
+    """Return the sweeps of a cell, the best arm first."""
     known = {each.arm: each for each in cell.analysis.sweeps}
-    return [
-        [
-            arm,
-            show_knee(known[arm]),
-            figures.latency(known[arm].floor_ns),
-            str(len(known[arm].points)),
-            figures.significant(max(point.achieved_per_s for point in known[arm].points)),
-        ]
-        for arm in arms_of(cell)
-        if arm in known
-    ]
+    return [known[arm] for arm in arms_of(cell) if arm in known]
 
 
-def p99_around(sweep: Sweep) -> str:
-    """Return the p99 at some shares of the rate at the knee, each of the nearest rate that was tried, if one is near."""
-    found = []
-    for share in (0.5, 0.8, 1.0, 1.2):
-        rate = share * sweep.knee_per_s
-        near = min(sweep.points, key=lambda point: abs(math.log(point.offered_per_s / rate)))
-        close = abs(math.log(near.offered_per_s / rate)) < math.log(1.1) and near.latency_ns_p99
-        found.append(figures.latency(near.latency_ns_p99) if close else "-")
-    return ", ".join(found)
+def knees(cell: Cell) -> Table:
+    """Return a table of the knees of a cell."""
+    sweeps = sweeps_of(cell)
+    most = [max(point.achieved_per_s for point in each.points) for each in sweeps]
+    return table(
+        ("arm", [each.arm for each in sweeps]),
+        ("rate at the knee: mean of the rounds, 95% interval", [show_knee(each) for each in sweeps]),
+        ("p99 at a low rate", [figures.latency(each.floor_ns) for each in sweeps]),
+        ("rates tried", [str(len(each.points)) for each in sweeps]),
+        ("highest rate answered, /s", [figures.significant(rate) for rate in most]),
+    )
 
 
-def curve_rows(points: Sequence[RatePoint]) -> list[list[str]]:
-    """Return the rows under CURVE_HEADINGS."""
-    said = {"floor": "the low rate", "limited": "load generator at its limit", "above": "past the knee"}
-    return [
-        [
-            f"{point.offered_per_s:,.0f}",
-            f"{point.achieved_per_s:,.0f}",
-            *(
-                figures.latency(value) if value else ""
-                for value in (point.latency_ns_p50, point.latency_ns_p99, point.latency_ns_p999)
-            ),
-            str(point.trials),
-            said.get(point.outcome, "") if point.outcome != "failed" else "; ".join(point.reasons) or "failed",
-        ]
-        for point in points
-    ]
+def curve(points: Sequence[RatePoint]) -> Table:
+    """Return a table of the rates that were tried."""
+
+    def latencies(values: Iterable[float]) -> list[str]:
+        return [figures.latency(value) if value else "" for value in values]
+
+    said = {"floor": "the low rate", "above": "past the knee", "limited": "the generator's limit", "failed": "failed"}
+    return table(
+        ("offered, /s", [f"{point.offered_per_s:,.0f}" for point in points]),
+        ("answered, /s", [f"{point.achieved_per_s:,.0f}" for point in points]),
+        ("p50", latencies(point.latency_ns_p50 for point in points)),
+        ("p99", latencies(point.latency_ns_p99 for point in points)),
+        ("p99.9", latencies(point.latency_ns_p999 for point in points)),
+        ("trials", [str(point.trials) for point in points]),
+        ("", ["; ".join(point.reasons) or said.get(point.outcome, "") for point in points]),
+    )
 
 
 OTHER_FIGURES = (
-    ("latency_ns_mean", "latency mean", "ns", 1.0),
-    ("latency_ns_p95", "latency p95", "ns", 1.0),
-    ("latency_ns_p999", "latency p99.9", "ns", 1.0),
-    ("latency_ns_max", "latency max", "ns", 1.0),
-    ("server_cpu_percent", "server CPU, % of one CPU", "", 1.0),
-    ("server_system_share", "of it in the kernel, %", "", 100.0),
-    ("run_delay_share", "threads waited for a CPU, % of the window", "", 100.0),
-    ("server_threads", "threads", "", 1.0),
-    ("voluntary_switches_per_operation", "voluntary context switches per 1,000 operations", "", 1e3),
-    ("involuntary_switches_per_operation", "involuntary ones", "", 1e3),
-    ("rss_rest_bytes", "memory at rest, MB", "", 1e-6),
-    ("rss_per_connection_bytes", "memory per connection, KB", "", 1e-3),
-    ("rss_slope_bytes", "resident memory per further connection, bytes", "", 1.0),
-    ("stream_outstanding_bytes", "sent on a connection and not back, at most, MB", "", 1e-6),
-    ("fairness_jain", "fairness between connections (Jain's index)", "", 1.0),
+    ("latency_ns_mean", "latency mean", 1.0),
+    ("latency_ns_p95", "latency p95", 1.0),
+    ("latency_ns_p999", "latency p99.9", 1.0),
+    ("latency_ns_max", "latency max", 1.0),
+    ("server_cpu_percent", "server CPU, % of one CPU", 1.0),
+    ("server_system_share", "of it in the kernel, %", 100.0),
+    ("run_delay_share", "threads waited for a CPU, % of the window", 100.0),
+    ("server_threads", "threads", 1.0),
+    ("voluntary_switches_per_operation", "voluntary context switches per 1,000 operations", 1e3),
+    ("involuntary_switches_per_operation", "involuntary ones", 1e3),
+    ("rss_rest_bytes", "memory at rest, MB", 1e-6),
+    ("rss_per_connection_bytes", "memory per connection, KB", 1e-3),
+    ("rss_slope_bytes", "resident memory per further connection, bytes", 1.0),
+    ("stream_outstanding_bytes", "sent on a connection and not back, at most, MB", 1e-6),
+    ("fairness_jain", "fairness between connections (Jain's index)", 1.0),
 )
-"""Figures that rank nothing: key, heading, unit, factor to it."""
+"""Figures that rank nothing: key, heading, and the factor to the heading's unit; latencies have their own."""
 
 
-def show_other(value: float, unit: str) -> str:
-    """Return a figure of OTHER_FIGURES."""
-    return figures.in_unit(value, unit) if unit else figures.plain(value)
-
-
-def other_figures(cell: Cell) -> tuple[list[str], list[list[str]]]:
-    """Return the headings and rows of a table of what was measured besides the metrics: medians, the arm first."""
+def other_figures(cell: Cell) -> Table:
+    """Return a table of the medians of what was measured besides the metrics; nothing if that is nothing."""
     known = {(each.arm, each.metric): each.median for each in cell.analysis.summaries}
-    shown = {metric.key for metric in cell.metrics}
-    columns = [
-        column for column in OTHER_FIGURES if column[0] not in shown and any(key == column[0] for _, key in known)
-    ]
-    rows = []
-    for arm in arms_of(cell):
-        values = [(known.get((arm, key)), unit, factor) for key, _, unit, factor in columns]
-        if any(value is not None for value, _, _ in values):
-            rows.append(
-                [
-                    arm,
-                    *("" if value is None else show_other(value * factor, unit) for value, unit, factor in values),
-                ]
-            )
-    return ["arm", *(title for _, title, _, _ in columns)] if rows else [], rows
+    keys = {key for _, key in known} - {metric.key for metric in cell.metrics}
+    chosen = [column for column in OTHER_FIGURES if column[0] in keys]
+    arms = [arm for arm in arms_of(cell) if any((arm, key) in known for key, _, _ in chosen)]
+    columns: list[tuple[str, list[str]]] = [("arm", arms)]
+    for key, title, factor in chosen:
+        write: Callable[[float], str] = figures.latency if key.startswith("latency_ns") else figures.plain
+        columns.append((title, [write(factor * known[arm, key]) if (arm, key) in known else "" for arm in arms]))
+    return table(*columns) if chosen else []
 
 
 def minutes(seconds: float) -> str:

@@ -17,7 +17,6 @@ import matplotlib as mpl
 from markupsafe import Markup, escape
 from matplotlib import ticker
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
 from ringlab import figures
 
@@ -31,17 +30,13 @@ REACH_MAX = 1.5
 """An axis of ratios goes so far beyond the row that is furthest out, in whichever direction: intervals may be endless."""
 LOGARITHMIC_FROM = 4.0
 """From this ratio of its ends on, an axis is logarithmic."""
-DEVIATIONS = (0.02, 0.05, 0.10, 0.20)
-"""Bounds of the shades of a round's figure, by how far it is from the arm's median."""
 INK, SOFT, LINE, BAND = "#1c2024", "#5b6470", "#e3e5e8", "#dfe5ee"
 LINES = ("#2f66c4", "#b3471d", "#0f7b57", "#8b47b5", "#8a6d00", "#0b7f93", "#c02f6b", "#5b6471")
 """The colours of lines; further lines share them and are dashed."""
 VERDICTS = {"better": LINES[2], "worse": LINES[1], "cannot tell": LINES[4]}
 """The colours of verdicts; others are SOFT."""
-CALM, UP, DOWN = "#dcefe6", "#ba4a1c", "#1674a8"
-VARIABLES = {INK: "ink", SOFT: "soft", LINE: "line", BAND: "band", CALM: "calm", UP: "up", DOWN: "down"} | {
-    colour: f"c{index}" for index, colour in enumerate(LINES)
-}
+VARIABLES = {INK: "ink", SOFT: "soft", LINE: "line", BAND: "band"}
+VARIABLES |= {colour: f"c{index}" for index, colour in enumerate(LINES)}
 """The names of the page's CSS variables, by the colours that stand for them in a drawing."""
 SETTINGS: Any = {
     "svg.fonttype": "none",
@@ -88,13 +83,10 @@ class Line:
     titles: Sequence[str] = ()
 
 
-@dataclass(frozen=True)
-class Rounds:
-    """The rounds of an arm: its figures, None where there is none, and what each is called."""
-
-    name: str
-    values: Sequence[float | None]
-    titles: Sequence[str]
+def in_percent(name: str, points: Sequence[tuple[float, float]], titles: Sequence[str]) -> Line:
+    """Return a line of figures in percent of their median; an empty one if that is 0."""
+    usual = averages.median([figure for _, figure in points] or [0.0])
+    return Line(name, [(place, 100 * figure / usual) for place, figure in points] if usual else [], titles)
 
 
 def shorten(name: str) -> str:
@@ -105,9 +97,9 @@ def shorten(name: str) -> str:
 class Drawing:
     """A figure with axes, whose marks may have titles."""
 
-    def __init__(self, height: float, left: float, right: float = 12.0, top: float = 8.0, foot: float = FOOT) -> None:
+    def __init__(self, height: float, left: float, right: float, foot: float) -> None:
         """Make axes of a height in points, with this much room around them."""
-        whole = top + height + foot
+        whole = 8 + height + foot
         self.figure = Figure(figsize=(WIDTH / 72, whole / 72))
         self.figure.patch.set_visible(False)
         place = (left / WIDTH, foot / whole, (WIDTH - left - right) / WIDTH, height / whole)
@@ -120,23 +112,6 @@ class Drawing:
         if title:
             artist.set_gid(f"title-{len(self.titles)}")
             self.titles.append(title)
-
-    def caption(self, title: str) -> None:
-        """Write the title of the lower axis in the middle of the drawing, where there is most room."""
-        box = self.axes.get_position()
-        self.axes.set_xlabel(title)
-        self.axes.xaxis.set_label_coords(
-            (0.5 - box.x0) / box.width, -26 / (72 * self.figure.get_figheight() * box.height)
-        )
-
-    def name_rows(self, names: Sequence[str]) -> None:
-        """Write the names of rows at the left, the first row at the top."""
-        self.axes.set_ylim(len(names) - 0.5, -0.5)
-        self.axes.yaxis.set_major_locator(ticker.NullLocator())
-        for index, name in enumerate(names):
-            place = self.axes.get_yaxis_transform()
-            text = self.axes.text(-0.015, index, shorten(name), transform=place, ha="right", va="center")
-            self.titled(text, name if name != shorten(name) else "")
 
     def mark_up(self, label: str) -> Markup:
         """Return the drawing as an element of a page."""
@@ -191,7 +166,8 @@ def intervals(
     if not rows:
         return Markup("")
     with mpl.rc_context(SETTINGS):
-        drawing = Drawing(ROW * len(rows), room_for([row.name for row in rows]), room_for([row.figure for row in rows]))
+        left, right = room_for([row.name for row in rows]), room_for([row.figure for row in rows])
+        drawing = Drawing(ROW * len(rows), left, right, FOOT)
         axes, values = drawing.axes, [row.value for row in rows] + [1.0] * bool(noise)
         low, high = min(row.low for row in rows), max(row.high for row in rows)
         if noise:
@@ -210,11 +186,18 @@ def intervals(
             (point,) = axes.plot([row.value], [index], "o", color=colour, markersize=5.5)
             drawing.titled(line, row.title)
             drawing.titled(point, row.title)
-            axes.text(1.015, index, row.figure, transform=axes.get_yaxis_transform(), va="center")
-        drawing.name_rows([row.name for row in rows])
+            place = axes.get_yaxis_transform()
+            axes.text(1.015, index, row.figure, transform=place, va="center")
+            name = axes.text(-0.015, index, shorten(row.name), transform=place, ha="right", va="center")
+            drawing.titled(name, row.name if row.name != shorten(row.name) else "")
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        axes.yaxis.set_major_locator(ticker.NullLocator())
         axes.grid(axis="x")
         write_axis(axes.xaxis, write, logarithmic=logarithmic)
-        drawing.caption(f"{axis_title}; the axis is logarithmic" if logarithmic else axis_title)
+        axes.set_xlabel(f"{axis_title}; the axis is logarithmic" if logarithmic else axis_title)
+        # In the middle of the drawing, where there is most room.
+        middle = (WIDTH / 2 - left) / (WIDTH - left - right)
+        axes.xaxis.set_label_coords(middle, -26 / (ROW * len(rows)))
         return drawing.mark_up(label)
 
 
@@ -223,7 +206,7 @@ def lines(
     titles: tuple[str, str],
     label: str,
     *,
-    logarithmic: tuple[bool, bool] = (False, True),
+    logarithmic: bool = False,
     write: tuple[Write, Write] = (figures.plain, figures.plain),
     steps: Sequence[tuple[float, str]] = (),
 ) -> Markup:
@@ -234,7 +217,7 @@ def lines(
     columns = max(1, int(WIDTH / (room_for([line.name for line in found]) + 28)))
     legend = 13.0 * math.ceil(len(found) / columns) + 8
     with mpl.rc_context(SETTINGS):
-        drawing = Drawing(190, 62, foot=FOOT + legend)
+        drawing = Drawing(190, 62, 12, FOOT + legend)
         axes = drawing.axes
         for index, line in enumerate(found):
             colour, dashes = LINES[index % len(LINES)], ("-", "--", ":")[index // len(LINES) % 3]
@@ -245,45 +228,11 @@ def lines(
                 drawing.titled(point, f"{line.name}: {line.titles[place]}" if line.titles else line.name)
         for across_step, title in steps:
             drawing.titled(axes.axvline(across_step, color=SOFT, linestyle="--", linewidth=1.2), title)
-        for axis, name, scale, axis_title in zip((axes.xaxis, axes.yaxis), "xy", logarithmic, titles, strict=True):
-            axes.set(**{f"{name}scale": "log" if scale else "linear", f"{name}label": axis_title})
-            write_axis(axis, write["xy".index(name)], logarithmic=scale)
+        for name, axis_title, of_axis in zip("xy", titles, write, strict=True):
+            axes.set(**{f"{name}scale": "log" if logarithmic else "linear", f"{name}label": axis_title})
+            write_axis(getattr(axes, f"{name}axis"), of_axis, logarithmic=logarithmic)
         axes.grid()
         axes.legend(
             loc="upper left", bbox_to_anchor=(-0.1, -FOOT / 190), ncols=columns, borderaxespad=0, handlelength=1.6
         )
         return drawing.mark_up(label)
-
-
-def rounds(rows: Sequence[Rounds], label: str) -> Markup:
-    """Draw a field for each round of each row: the further its figure is from the row's own median, the stronger its colour."""
-    rows = [row for row in rows if row.values]
-    if not rows:
-        return Markup("")
-    count = max(len(row.values) for row in rows)
-    with mpl.rc_context(SETTINGS):
-        drawing = Drawing(ROW * len(rows), room_for([row.name for row in rows]))
-        axes = drawing.axes
-        for index, row in enumerate(rows):
-            known = [value for value in row.values if value is not None]
-            usual = averages.median(known) if known else 0.0
-            for place, value in enumerate(row.values):
-                colour, strength = shade(value, usual)
-                edge = {"edgecolor": SOFT, "linestyle": ":"} if value is None else {"linewidth": 0}
-                field = Rectangle((place + 0.55, index - 0.375), 0.9, 0.75, facecolor=colour, alpha=strength, **edge)
-                drawing.titled(axes.add_artist(field), row.titles[place])
-        axes.set_xlim(0.5, count + 0.5)
-        drawing.name_rows([row.name for row in rows])
-        axes.spines[["left", "bottom"]].set_visible(False)
-        axes.xaxis.set_major_locator(ticker.MaxNLocator(16, integer=True))
-        drawing.caption("round")
-        return drawing.mark_up(label)
-
-
-def shade(value: float | None, usual: float) -> tuple[str, float]:
-    """Return the colour of a round's figure and its strength, by how far it is from the arm's median."""
-    if value is None:
-        return "none", 1.0
-    distance = value / usual - 1 if usual else 0.0
-    step = sum(abs(distance) > bound for bound in DEVIATIONS)
-    return (UP if distance > 0 else DOWN, (0.3, 0.5, 0.75, 1.0)[step - 1]) if step else (CALM, 1.0)

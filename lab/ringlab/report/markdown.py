@@ -3,7 +3,7 @@
 import shlex
 
 from ringlab import figures, report
-from ringlab.results import Cell, Group, Result
+from ringlab.results import Cell, Result
 
 COMMAND = "{the command}"
 """Stands for what repeats the run, until the rest of the text is complete."""
@@ -18,9 +18,8 @@ def render(result: Result) -> str:
         lines += [*(f"- **Not counted**: {text}" for text in wrong), ""]
     meanings = "; ".join(f"*{word}*: {meaning}" for word, meaning in report.words(result))
     lines += ["## Verdicts", "", f"{meanings}.", "", *verdicts(result), *goals(result)]
-    lines += ["## Setting", "", "| | |", "| --- | --- |"]
-    lines += [f"| {name} | {cell_text(text)} |" for name, text in report.settings(result)]
-    lines += ["", "Repeat it with:", "", COMMAND, ""]
+    lines += ["## Setting", "", *table([("", ""), *report.settings(result)], "---")]
+    lines += ["Repeat it with:", "", COMMAND, ""]
     problems = [finding for finding in result.preflight if finding.status != "ok"]
     if problems:
         lines += ["What preflight found:", ""]
@@ -40,10 +39,10 @@ def cell_text(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def table(headings: list[str], rows: list[list[str]], others: str = "---:") -> list[str]:
+def table(rows: report.Table, others: str = "---:") -> list[str]:
     """Return the lines of a table; all columns but the first have their texts at the right, or else as `others` says."""
-    lines = [f"| {' | '.join(map(cell_text, headings))} |", f"| --- |{f' {others} |' * (len(headings) - 1)}"]
-    return lines + [f"| {' | '.join(map(cell_text, row))} |" for row in rows] + [""]
+    rule = ["---", *[others] * (len(rows[0]) - 1)]
+    return [*(f"| {' | '.join(map(cell_text, row))} |" for row in (rows[0], rule, *rows[1:])), ""]
 
 
 def verdicts(result: Result) -> list[str]:
@@ -63,10 +62,10 @@ def verdicts(result: Result) -> list[str]:
 
 def goals(result: Result) -> list[str]:
     """Return a table of the goals that were judged."""
-    rows = [[each.goal, each.arm, each.verdict, each.sentence] for each in result.goals]
-    if not rows:
+    if not result.goals:
         return []
-    return ["## Goals", "", *table(["goal", "arm", "verdict", "measured"], rows, "---")]
+    rows = [(each.goal, each.arm, each.verdict, each.sentence) for each in result.goals]
+    return ["## Goals", "", *table([("goal", "arm", "verdict", "measured"), *rows], "---")]
 
 
 def render_cell(cell: Cell) -> list[str]:
@@ -78,42 +77,20 @@ def render_cell(cell: Cell) -> list[str]:
         title = report.group_title(cell, group)
         if title:
             lines += [f"### {title[:1].upper()}{title[1:]}", ""]
-        lines += [f"{group.verdict.sentence}.", "", *table_of(cell, group)]
+        lines += [f"{group.verdict.sentence}.", "", *table(report.table_of(cell, group))]
         lines += [report.sentence(report.noise_of(group)), ""]
     if cell.ceiling is not None:
         lines += [f"The load generator's own ceiling is {figures.significant(cell.ceiling.operations_per_s)}/s.", ""]
     if cell.analysis.sweeps:
-        lines += table(list(report.SWEEP_HEADINGS), report.sweep_rows(cell))
-    for each in cell.analysis.sweeps:
-        lines += [f"{each.arm}, over the offered rate:", ""]
-        lines += table(list(report.CURVE_HEADINGS), report.curve_rows(each.points))
-    headings, rows = report.other_figures(cell)
-    if rows:
-        lines += ["Medians of what else was measured:", "", *table(headings, rows)]
+        lines += table(report.knees(cell))
+    for each in report.sweeps_of(cell):
+        lines += [f"{each.arm}, over the offered rate:", "", *table(report.curve(each.points))]
+    if others := report.other_figures(cell):
+        lines += ["Medians of what else was measured:", "", *table(others)]
     if cell.analysis.notes:
         lines += [f"- {note}" for note in cell.analysis.notes]
         lines.append("")
     return lines
-
-
-def table_of(cell: Cell, group: Group) -> list[str]:
-    """Return the table of a group."""
-    others = [metric for metric in cell.metrics if not metric.primary]
-    counted = report.counted(cell)
-    headings = ["arm", report.heading(cell.primary), f"compared with {group.baseline}", "verdict", "rank"]
-    headings += [report.heading(metric) for metric in others]
-    headings += [heading for heading, _ in counted]
-    rows = []
-    for arm in group.ranking(cell.primary):
-        summary = report.summary_of(cell, arm, cell.primary.key)
-        row = [arm, report.show_median(cell, summary, cell.primary)]
-        row += [*report.comparing(group, arm, cell.primary), report.rank_of(group, arm)]
-        for metric in others:
-            found = report.summary_of(cell, arm, metric.key)
-            row.append(report.show_figure(found.median, metric) if found else "")
-        row += [texts.get(arm, "") for _, texts in counted]
-        rows.append(row)
-    return table(headings, rows)
 
 
 def left_out(result: Result) -> list[str]:

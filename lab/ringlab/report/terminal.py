@@ -1,7 +1,6 @@
 """The report for a terminal."""
 
 import contextlib
-import itertools
 import os
 import sys
 from collections.abc import Sequence
@@ -9,11 +8,12 @@ from typing import TextIO
 
 from rich.cells import cell_len
 from rich.console import Console
-from rich.markup import escape, render
+from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from ringlab import figures, report
-from ringlab.results import Cell, Finding, Group, Metric, Result
+from ringlab.results import Cell, Finding, Result
 
 COLOURS = {
     "better": "green",
@@ -26,17 +26,12 @@ COLOURS = {
     "reached": "green",
     "missed": "red",
     "not measured": "dim",
+    "missing": "yellow",
 }
-METRICS_SHOWN = 5
 COLUMNS_MIN = 4
 """Arm, figure, ratio and verdict."""
 WIDTH = 160
 COLUMN_PADDING = 2
-
-
-def let_go_of_output() -> None:
-    """Let what is still printed lead nowhere, where the standard output can't be written to any more."""
-    let_go_of(sys.stdout)
 
 
 def let_go_of(stream: TextIO) -> None:
@@ -53,13 +48,13 @@ class Screen(Console):
     def on_broken_pipe(self) -> None:
         """Go on."""
         self.quiet = True
-        let_go_of_output()
+        let_go_of(sys.stdout)
 
 
 def make_console() -> Console:
     """Return the console; what isn't read on a terminal is as wide as its tables need it."""
-    console = Screen(soft_wrap=True)
-    return console if console.is_terminal else Screen(soft_wrap=True, width=WIDTH)
+    console = Screen(soft_wrap=True, highlight=False)
+    return console if console.is_terminal else Screen(soft_wrap=True, highlight=False, width=WIDTH)
 
 
 def warn(text: str) -> None:
@@ -78,10 +73,20 @@ def print_result(console: Console, result: Result) -> None:
     print_goals(console, result)
 
 
+def print_verdict(console: Console, verdict: str, text: str) -> None:
+    """Print a verdict in its colour, and what it is about."""
+    console.print(f"  [{COLOURS[verdict]}]{verdict:11}[/] {escape(text)}")
+
+
+def print_note(console: Console, text: str) -> None:
+    """Print what a reader should know before trusting the figures."""
+    console.print(f"  [yellow]![/yellow] {escape(text)}")
+
+
 def print_settings(console: Console, result: Result) -> None:
     """Print how and where the run was measured, and what the words mean that are used from here on."""
     for name, text in (*report.settings(result), *report.words(result)):
-        console.print(f"[dim]{name:10}[/dim] {escape(text)}", highlight=False)
+        console.print(f"[dim]{name:10}[/dim] {escape(text)}")
 
 
 def print_findings(console: Console, findings: list[Finding], *, problems_only: bool) -> None:
@@ -89,107 +94,58 @@ def print_findings(console: Console, findings: list[Finding], *, problems_only: 
     for finding in findings:
         if problems_only and finding.status == "ok":
             continue
-        colour = COLOURS[finding.status]
-        console.print(
-            f"[{colour}]{finding.status:8}[/{colour}] {finding.name}: {escape(finding.text)}", highlight=False
-        )
+        console.print(f"[{COLOURS[finding.status]}]{finding.status:8}[/] {finding.name}: {escape(finding.text)}")
         if finding.remedy and finding.status != "ok":
-            console.print(f"         [dim]what to do:[/dim] {escape(finding.remedy)}", highlight=False)
+            console.print(f"         [dim]what to do:[/dim] {escape(finding.remedy)}")
 
 
 def print_cell(console: Console, cell: Cell) -> None:
     """Print what a cell says: a table and a sentence for each group of arms."""
-    console.print(f"\n[bold]{escape(cell.name)}[/bold]  {escape(cell.title)}", highlight=False)
+    console.print(f"\n[bold]{escape(cell.name)}[/bold]  {escape(cell.title)}")
     if report.rate_of(cell):
-        console.print(f"  {report.rate_of(cell)}", highlight=False)
+        console.print(f"  {report.rate_of(cell)}")
     for group in cell.analysis.groups:
         title = report.group_title(cell, group)
         if title:
             console.print(f"  {title}")
-        print_table(console, cell, group)
-        console.print(f"  [bold]{escape(group.verdict.sentence)}[/bold]", highlight=False)
+        print_table(console, report.table_of(cell, group))
+        console.print(f"  [bold]{escape(group.verdict.sentence)}[/bold]")
         colours = {"failed": COLOURS["error"], "too noisy": COLOURS["warning"]}
         colour = colours.get(group.control.status, "dim") if group.control is not None else "dim"
-        console.print(f"  [{colour}]{escape(report.noise_of(group))}[/{colour}]", highlight=False)
+        console.print(f"  [{colour}]{escape(report.noise_of(group))}[/{colour}]")
     if cell.analysis.sweeps:
-        print_sweeps(console, cell)
+        print_table(console, report.knees(cell))
+        console.print("  [dim]report.md and report.html have the whole curves[/dim]")
     for note in cell.analysis.notes:
-        console.print(f"  [yellow]![/yellow] {escape(note)}", highlight=False)
+        print_note(console, note)
     if cell.ceiling is not None:
-        console.print(
-            f"  [dim]the load generator's own ceiling: {figures.significant(cell.ceiling.operations_per_s)}/s[/dim]",
-            highlight=False,
-        )
+        rate = figures.significant(cell.ceiling.operations_per_s)
+        console.print(f"  [dim]the load generator's own ceiling: {rate}/s[/dim]")
 
 
-def print_sweeps(console: Console, cell: Cell) -> None:
-    """Print the knees, and the p99 over the rate."""
-    table = Table(box=None, pad_edge=True, header_style="dim")
-    for heading in (*report.SWEEP_HEADINGS, "p99 at shares of the knee: 50%, 80%, 100%, 120%"):
-        table.add_column(heading, justify="left" if heading == "arm" else "right")
-    known = {each.arm: each for each in cell.analysis.sweeps}
-    for row in report.sweep_rows(cell):
-        table.add_row(*map(escape, row), escape(report.p99_around(known[row[0]])))
-    console.print(table)
-    console.print("  [dim]report.md and report.html have the whole curves[/dim]", highlight=False)
+def print_table(console: Console, table: report.Table) -> None:
+    """Print a table with as many of its columns as the console has room for, but the first ones always.
 
-
-def columns_of(cell: Cell, group: Group) -> list[tuple[str, list[str]]]:
-    """Return the columns of a group's table, as headings and markup: those of the primary metric, then the others."""
-    arms = group.ranking(cell.primary)
-
-    def figures_of(metric: Metric) -> list[str]:
-        found = [report.summary_of(cell, arm, metric.key) for arm in arms]
-        return [report.show_median(cell, each, metric) for each in found]
-
-    comparisons = [report.comparing(group, arm, cell.primary) for arm in arms]
-    columns = [
-        ("arm", [escape(arm) for arm in arms]),
-        (report.heading(cell.primary), figures_of(cell.primary)),
-        ("compared with the baseline", [ratio for ratio, _ in comparisons]),
-        ("", [f"[{COLOURS.get(verdict, 'dim')}]{verdict}[/]" for _, verdict in comparisons]),
-        ("rank", [report.rank_of(group, arm) for arm in arms]),
-    ]
-    columns += [
-        (report.heading(metric), figures_of(metric)) for metric in cell.metrics[:METRICS_SHOWN] if not metric.primary
-    ]
-    columns += [(heading, [texts.get(arm, "") for arm in arms]) for heading, texts in report.counted(cell)]
-    return columns
-
-
-def widths_of(columns: Sequence[tuple[str, list[str]]], *, wrapped: bool) -> list[int]:
-    """Return how wide columns must be so that no figure is cut, and no heading either, which may be wrapped at its spaces."""
-    return [
-        max(
-            map(cell_len, [*(heading.split() if wrapped else [heading]), *(render(cell).plain for cell in cells)]),
-            default=0,
-        )
-        for heading, cells in columns
-    ]
-
-
-def print_table(console: Console, cell: Cell, group: Group) -> None:
-    """Print the table of a group, with as many of its columns as the console has room for, but those of the primary metric always."""
-    columns = columns_of(cell, group)
-    for count, wrapped in itertools.product(range(len(columns), COLUMNS_MIN - 1, -1), (False, True)):
-        widths = widths_of(columns[:count], wrapped=wrapped)
-        needed = sum(widths) + COLUMN_PADDING * count
-        if needed <= console.width:
-            break
+    Columns are so wide that no figure is cut, and no heading either, which may be wrapped at its spaces.
+    """
+    columns = list(zip(*table, strict=True))
+    widths = [max(map(cell_len, (*heading.split(), *texts)), default=0) for heading, *texts in columns]
+    count = len(columns)
+    while count > COLUMNS_MIN and sum(widths[:count]) + COLUMN_PADDING * count > console.width:
+        count -= 1
     # What is left over goes to headings, from the left.
-    spare = max(0, console.width - needed)
-    for index, whole in enumerate(widths_of(columns[:count], wrapped=False)):
-        more = min(spare, whole - widths[index])
-        widths[index] += more
+    spare = max(0, console.width - sum(widths[:count]) - COLUMN_PADDING * count)
+    shown = Table(box=None, pad_edge=True, header_style="dim")
+    for (heading, *_), width in zip(columns[:count], widths, strict=False):
+        more = min(spare, max(0, cell_len(heading) - width))
         spare -= more
-    table = Table(box=None, pad_edge=True, header_style="dim", width=sum(widths) + COLUMN_PADDING * count)
-    for (heading, _), width in zip(columns, widths, strict=False):
-        table.add_column(heading, justify="left" if heading in ("arm", "") else "right", width=width)
-    for row in zip(*(cells for _, cells in columns[:count]), strict=True):
-        table.add_row(*row)
-    console.print(table)
+        shown.add_column(heading, justify="left" if heading in ("arm", "verdict") else "right", width=width + more)
+        shown.width = (shown.width or 0) + width + more + COLUMN_PADDING
+    for row in table[1:]:
+        shown.add_row(*(Text(text, COLOURS.get(text, "")) for text in row[:count]))
+    console.print(shown)
     if count < len(columns):
-        console.print("  [dim]a wider terminal shows more figures[/dim]", highlight=False)
+        console.print("  [dim]a wider terminal shows more figures[/dim]")
 
 
 def print_left_out(console: Console, result: Result) -> None:
@@ -199,29 +155,29 @@ def print_left_out(console: Console, result: Result) -> None:
         console.print("\n[bold]skipped[/bold]")
     for arm in skipped:
         install = f"; install it with: {arm.install}" if arm.install else ""
-        console.print(f"  {escape(arm.name)}: {escape(arm.skipped + install)}", highlight=False)
+        console.print(f"  {escape(arm.name)}: {escape(arm.skipped + install)}")
     for cell in result.cells:
         if why := report.why_left_out(cell):
-            console.print(f"  {escape(cell.name)}: {escape(why)}", highlight=False)
+            console.print(f"  {escape(cell.name)}: {escape(why)}")
 
 
 def print_summary(console: Console, result: Result) -> None:
     """Print the verdicts of all cells, and what went unlike it should: first of all the arms of which nothing counts."""
     console.print()
     for text in report.not_counted(result):
-        console.print(f"[{COLOURS['error']}]not counted[/]  {escape(text)}", highlight=False)
+        console.print(f"[{COLOURS['error']}]not counted[/]  {escape(text)}")
     console.print("[bold]verdicts[/bold]")
     for cell in result.cells:
         for title, _, sentence in report.verdicts_of(cell):
             name = f"{cell.name} ({title})" if title else cell.name
-            console.print(f"  {escape(name)}: {escape(sentence)}", highlight=False)
+            console.print(f"  {escape(name)}: {escape(sentence)}")
     for note in result.run.notes:
-        console.print(f"  [yellow]![/yellow] {escape(note)}", highlight=False)
+        print_note(console, note)
     for arm in result.arms:
         for check in arm.checks:
             if check.status != "ok":
                 text = f"{arm.name}: {check.name} {check.declared}: {'not looked up, ' if check.status == 'unknown' else ''}{check.text}"
-                console.print(f"  [yellow]![/yellow] {escape(text)}", highlight=False)
+                print_note(console, text)
 
 
 def print_goals(console: Console, result: Result) -> None:
@@ -229,13 +185,10 @@ def print_goals(console: Console, result: Result) -> None:
     for arm in dict.fromkeys(each.arm for each in result.goals):
         console.print(f"\n[bold]goals of {escape(arm)}[/bold]")
         own = [each for each in result.goals if each.arm == arm]
-        for each in own:
-            if each.verdict != "not measured":
-                colour = COLOURS[each.verdict]
-                text = f"{each.goal}: {each.sentence}"
-                console.print(f"  [{colour}]{each.verdict:11}[/{colour}] {escape(text)}", highlight=False)
-        unmeasured = sum(each.verdict == "not measured" for each in own)
-        if unmeasured:
+        measured = [each for each in own if each.verdict != "not measured"]
+        for each in measured:
+            print_verdict(console, each.verdict, f"{each.goal}: {each.sentence}")
+        if unmeasured := len(own) - len(measured):
             console.print(f"  [dim]{figures.counted(unmeasured, 'other')} not measured: their cells did not run[/dim]")
 
 
@@ -246,6 +199,4 @@ def print_comparisons(console: Console, cells: Sequence[Cell], first: str, secon
         for group in cell.analysis.groups:
             for comparison in group.comparisons:
                 if (comparison.arm, comparison.baseline) == (second, first):
-                    colour = COLOURS[comparison.verdict]
-                    text = f"{cell.name}: {comparison.sentence}"
-                    console.print(f"  [{colour}]{comparison.verdict:11}[/{colour}] {escape(text)}", highlight=False)
+                    print_verdict(console, comparison.verdict, f"{cell.name}: {comparison.sentence}")
