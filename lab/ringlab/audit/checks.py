@@ -599,20 +599,6 @@ def comparable(one: str, other: str) -> bool:
     )
 
 
-def index_of(records: Records) -> dict[str, list[Record]]:
-    """Return records by each of the names of their subjects."""
-    found: dict[str, list[Record]] = {}
-    for record in records:
-        for name in names_of(record.subject):
-            found.setdefault(name, []).append(record)
-    return found
-
-
-def named(record: Record, index: dict[str, list[Record]]) -> Iterable[Record]:
-    """Return the records of an index that may be of a record's subject."""
-    return {id(each): each for name in names_of(record.subject) for each in index.get(name, ())}.values()
-
-
 def matches(
     records: Records, are_alike: Callable[[Record, Record], bool] = alike
 ) -> Iterator[tuple[str, str, list[Pair]]]:
@@ -634,15 +620,21 @@ def matches(
         one_kind, other_kind = one_key[3], other_key[3]
         if one_key[:3] == other_key[:3] or not comparable(one_kind, other_kind):
             continue
-        pairs = []
-        indices = [index_of(ones), index_of(others)]
+        index: dict[str, list[Record]] = {}
+        for other in others:
+            for name in names_of(other.subject):
+                index.setdefault(name, []).append(other)
+        found = []
         for one in ones:
-            found = [other for other in named(one, indices[1]) if are_alike(one, other)]
-            if len(found) == 1 and sum(are_alike(each, found[0]) for each in named(found[0], indices[0])) == 1:
-                first, second = one.figures[one_kind], found[0].figures[other_kind]
-                timed = first.dimension == second.dimension and first.dimension in ("time", "rate", "bandwidth")
-                if timed and first.low > 0 and second.low > 0:
-                    pairs.append((one, found[0], first, second))
+            named = {id(each): each for name in names_of(one.subject) for each in index.get(name, ())}
+            found += [(one, other) for other in named.values() if are_alike(one, other)]
+        often = collections.Counter(id(record) for pair in found for record in pair)
+        pairs = []
+        for one, other in found:
+            first, second = one.figures[one_kind], other.figures[other_kind]
+            timed = first.dimension == second.dimension and first.dimension in ("time", "rate", "bandwidth")
+            if often[id(one)] == often[id(other)] == 1 and timed and first.low > 0 and second.low > 0:
+                pairs.append((one, other, first, second))
         if pairs:
             yield one_kind, other_kind, pairs
 
@@ -658,10 +650,9 @@ def name_bandwidth(records: Records) -> None:
         if {one_kind, other_kind} == {"bandwidth", "bandwidth_each"} and any(map(agrees, pairs)):
             table = next((each for each in pairs[0][:2] if "bandwidth" in each.figures), pairs[0][0])
             for record in records:
-                if (record.document, record.source, record.group) == (table.document, table.source, table.group):
-                    record.figures |= (
-                        {"bandwidth_each": record.figures.pop("bandwidth")} if "bandwidth" in record.figures else {}
-                    )
+                place = (record.document, record.source, record.group)
+                if place == (table.document, table.source, table.group) and "bandwidth" in record.figures:
+                    record.figures["bandwidth_each"] = record.figures.pop("bandwidth")
 
 
 def check_repeats(records: Records) -> Iterator[Finding]:
