@@ -349,7 +349,7 @@ def test_every_verdict_and_setting_is_in_the_report() -> None:
         text = " ".join(ringlab("report", recorded.FILE, "--format", kind).output.split())
         for cell in result.cells:
             assert cell.analysis.groups[0].verdict.sentence in text
-        assert "install it with: apt-get install" in text.replace("Install it with `", "install it with: ")
+        assert "install it with: apt-get install" in text
         assert result.environment.cpu_model in text
     assert "ringlab run bind/listen/1" in ringlab("report", recorded.FILE, "--format", "markdown").output
 

@@ -147,7 +147,7 @@ def test_it_says_everything_that_a_reader_must_know(page: str) -> None:
         "30,000 requests/s are offered, 50% of what asyncio-uvicorn did in the closed loop.",
         '<h4 class="group">Servers that parse requests</h4>',
         "memory at rest, MB",
-        "<code>echo/stream/500</code>: the run ended before it",
+        "echo/stream/500: the run ended before it",
     ):
         assert text in page, text
     groups = [group for cell in result.cells for group in cell.analysis.groups]

@@ -51,11 +51,8 @@ class Table:
     """Of the headings."""
 
 
-@dataclass(frozen=True)
-class Pairs:
-    """A list of "name: figure"."""
-
-    rows: list[tuple[Line, str, str]]
+Pairs = list[tuple[Line, str, str]]
+"""A list of "name: figure"."""
 
 
 @dataclass
@@ -177,7 +174,7 @@ def cells_of(text: str) -> list[str]:
 def tables(document: Document, is_heading: Callable[[list[str]], bool]) -> Iterator[Table | Pairs]:
     """Yield all tables and lists of figures, from the top; `is_heading` knows the headings of columns of text."""
     headings: dict[int, list[str]] = {}
-    pairs: list[tuple[Line, str, str]] = []
+    pairs: Pairs = []
     for run in runs(document):
         rows = [line for line in run if re.search(r"[|│┃║]", line.text) and not RULE.match(line.text)]
         marked = [line for line in rows if re.match(r"\s*[|│┃║].*[|│┃║]", line.text)]
@@ -192,7 +189,7 @@ def tables(document: Document, is_heading: Callable[[list[str]], bool]) -> Itera
         spaced = [(line, [bare(cell) for cell in GAP.split(line.text.strip())]) for line in run]
         yield from aligned(spaced, headings, is_heading)
     for _, rows_of_list in itertools.groupby(pairs, key=lambda row: row[0].path):
-        yield Pairs(list(rows_of_list))
+        yield list(rows_of_list)
 
 
 def bare_marks(text: str) -> str:

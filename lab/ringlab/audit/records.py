@@ -396,7 +396,7 @@ def read_pairs(pairs: Pairs, base: Record) -> list[Record]:
     record = replace(base, subject=clean(subject), figures={})
     record.label = " ".join(clean(each) for each in base.path[1:] if each != subject)
     found = []
-    for line, name, text in pairs.rows:
+    for line, name, text in pairs:
         kind, quantity = kind_of(name), quantities.read(text)
         if quantity is None or (quantity.dimension == "number" and not kind) or re.match("date|warm-?up", name, re.I):
             continue
@@ -426,8 +426,8 @@ def share(document: Document, found: Sequence[Pairs | Table]) -> Shared:
                 shared[line.path[:depth]] = dict(conditions_in(line.path[depth - 1], line.number))
         if command := command_in(line.text, line.number):
             commands.setdefault(line.path, []).append(command)
-    for pairs in found:
-        for line, name, text in pairs.rows if isinstance(pairs, Pairs) else ():
+    for part in found:
+        for line, name, text in () if isinstance(part, Table) else part:
             if re.fullmatch(r"tests?|benchmark|workload|scenario|load|set-?up|iterations|repeats", name, re.I):
                 there = shared.setdefault(line.path, {})
                 shared[line.path] = dict(conditions_in(f"{text} {name}", line.number)) | there
@@ -449,16 +449,16 @@ def read_tables(document: Document) -> tuple[list[Record], list[int]]:
     records: list[Record] = []
     unread: list[int] = []
     for group, part in enumerate(parts):
-        line = part.line if isinstance(part, Table) else part.rows[0][0]
+        line = part.line if isinstance(part, Table) else part[0][0]
         base = Record(document.name, "table" if isinstance(part, Table) else "list", group, line.number, line.path)
         for depth in range(len(line.path) + 1):
             base.settings.update(shared.get(line.path[:depth], {}))
         base.closed = not document.says(NOT_CLOSED, line.path)
         base.both_ways = document.says(BOTH_WAYS, line.path)
-        if isinstance(part, Pairs):
-            records += read_pairs(part, base)
-        else:
+        if isinstance(part, Table):
             read, missed = read_table(part, base)
             records += read
             unread += [line.number] if missed else []
+        else:
+            records += read_pairs(part, base)
     return records, unread

@@ -148,9 +148,21 @@ def arms_of(cell: Cell) -> list[str]:
     return ranked + [arm for arm in cell.arms if arm not in ranked]
 
 
-def why_left_out(cell: Cell) -> str:
-    """Return why nothing was measured in a cell; nothing where something was."""
-    return cell.left_out or ("" if cell.samples else "the run ended before it")
+def left_out(result: Result) -> list[str]:
+    """Return who took no part, and what wasn't measured, each with the reason."""
+    found = [(arm.name, arm.skipped, f"; install it with: {arm.install}" * bool(arm.install)) for arm in result.arms]
+    found += [(cell.name, cell.left_out or "the run ended before it" * (not cell.samples), "") for cell in result.cells]
+    return [f"{name}: {why}{remedy}" for name, why, remedy in found if why]
+
+
+def unlike_declared(result: Result) -> list[str]:
+    """Return the declared settings that are wrong, or could not be checked."""
+    return [
+        f"{arm.name}: {check.name} {check.declared}: {check.status}, {check.text}"
+        for arm in result.arms
+        for check in arm.checks
+        if check.status != "ok"
+    ]
 
 
 def sentence(text: str) -> str:

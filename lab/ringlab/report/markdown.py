@@ -96,16 +96,10 @@ def render_cell(cell: Cell) -> list[str]:
 def left_out(result: Result) -> list[str]:
     """Return who took no part, and why; and what of the declared couldn't be confirmed."""
     lines = []
-    for arm in result.arms:
-        if arm.skipped:
-            install = f" Install it with `{arm.install}`." if arm.install else ""
-            lines.append(f"- {arm.name}: {arm.skipped}.{install}")
-    lines += [f"- {cell.name}: {why}." for cell in result.cells if (why := report.why_left_out(cell))]
-    if lines:
-        lines = ["## Left out", "", *lines, ""]
-    checks = [(arm, check) for arm in result.arms for check in arm.checks if check.status != "ok"]
-    if checks:
-        lines += ["## Declared settings that are wrong or could not be checked", ""]
-        lines += [f"- {arm.name}: {check.name} {check.declared}: {check.status}, {check.text}" for arm, check in checks]
-        lines.append("")
+    for title, texts in (
+        ("Left out", report.left_out(result)),
+        ("Declared settings that are wrong or could not be checked", report.unlike_declared(result)),
+    ):
+        if texts:
+            lines += [f"## {title}", "", *(f"- {text}" for text in texts), ""]
     return lines

@@ -150,15 +150,11 @@ def print_table(console: Console, table: report.Table) -> None:
 
 def print_left_out(console: Console, result: Result) -> None:
     """Print who took no part, and why."""
-    skipped = [arm for arm in result.arms if arm.skipped]
-    if skipped:
-        console.print("\n[bold]skipped[/bold]")
-    for arm in skipped:
-        install = f"; install it with: {arm.install}" if arm.install else ""
-        console.print(f"  {escape(arm.name)}: {escape(arm.skipped + install)}")
-    for cell in result.cells:
-        if why := report.why_left_out(cell):
-            console.print(f"  {escape(cell.name)}: {escape(why)}")
+    texts = report.left_out(result)
+    if texts:
+        console.print("\n[bold]left out[/bold]")
+    for text in texts:
+        console.print(f"  {escape(text)}")
 
 
 def print_summary(console: Console, result: Result) -> None:
@@ -171,13 +167,8 @@ def print_summary(console: Console, result: Result) -> None:
         for title, _, sentence in report.verdicts_of(cell):
             name = f"{cell.name} ({title})" if title else cell.name
             console.print(f"  {escape(name)}: {escape(sentence)}")
-    for note in result.run.notes:
+    for note in (*result.run.notes, *report.unlike_declared(result)):
         print_note(console, note)
-    for arm in result.arms:
-        for check in arm.checks:
-            if check.status != "ok":
-                text = f"{arm.name}: {check.name} {check.declared}: {'not looked up, ' if check.status == 'unknown' else ''}{check.text}"
-                print_note(console, text)
 
 
 def print_goals(console: Console, result: Result) -> None:
