@@ -3,11 +3,10 @@
 //! It answers as fast as sockets allow: one read and one write per message, no checks, no waiting. The first thread accepts
 //! connections and distributes them among the other threads, which never sleep.
 
-use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 
 use crate::arguments::{Protocol, Responder};
@@ -27,12 +26,6 @@ struct Client {
     matched: usize,
 }
 
-/// A thread: its epoll set, and new connections that were assigned to it.
-struct Place {
-    epoll: Epoll,
-    given: Mutex<Vec<(u64, TcpStream)>>,
-}
-
 /// Serves until its stdin ends.
 pub(crate) fn serve(responder: &Responder) -> io::Result<()> {
     system::raise_descriptor_limit()?;
@@ -44,68 +37,55 @@ pub(crate) fn serve(responder: &Responder) -> io::Result<()> {
         process::exit(0);
     });
     let cpus = responder.cpu.as_ref().map_or(&[][..], |cpus| &cpus.0);
-    let places: Vec<Arc<Place>> = (0..cpus.len().max(1))
-        .map(|_| {
-            Ok(Arc::new(Place {
-                epoll: Epoll::new()?,
-                given: Mutex::default(),
-            }))
+    let threads = cpus.len().max(1);
+    let senders: Vec<Sender<TcpStream>> = (0..threads)
+        .map(|index| {
+            let (sender, accepted) = mpsc::channel();
+            let (cpu, protocol) = (cpus.get(index).copied(), responder.protocol);
+            thread::spawn(move || {
+                let ended = cpu
+                    .map_or(Ok(()), system::pin_to_cpu)
+                    .and_then(|()| work(&accepted, protocol));
+                if let Err(error) = ended {
+                    eprintln!("ringlab-load: the responder failed: {error}");
+                    process::exit(1);
+                }
+            });
+            sender
         })
-        .collect::<io::Result<_>>()?;
-    for (index, place) in places.iter().enumerate() {
-        let (place, cpu, protocol) = (
-            Arc::clone(place),
-            cpus.get(index).copied(),
-            responder.protocol,
-        );
-        thread::spawn(move || {
-            let ended = cpu
-                .map_or(Ok(()), system::pin_to_cpu)
-                .and_then(|()| work(&place, protocol));
-            if let Err(error) = ended {
-                eprintln!("ringlab-load: the responder failed: {error}");
-                process::exit(1);
-            }
-        });
-    }
-    for (number, stream) in (0u64..).zip(listener.incoming()) {
+        .collect();
+    for (stream, sender) in listener.incoming().zip(senders.iter().cycle()) {
         let stream = stream?;
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
-        let place = &places[number as usize % places.len()];
-        // The thread that gets an event of the connection waits here until the connection is assigned.
-        let mut given = place.given.lock().unwrap_or_else(PoisonError::into_inner);
-        let events = READABLE | WRITABLE | ENDED | EDGE_TRIGGERED;
-        place.epoll.add(&stream, events, number)?;
-        given.push((number, stream));
+        // A thread ends only with the process.
+        let _ = sender.send(stream);
     }
     Ok(())
 }
 
-fn work(place: &Place, protocol: Protocol) -> io::Result<()> {
-    let mut clients: HashMap<u64, Client> = HashMap::new();
+fn work(accepted: &Receiver<TcpStream>, protocol: Protocol) -> io::Result<()> {
+    let epoll = Epoll::new()?;
+    let mut clients: Vec<Option<Client>> = Vec::new();
     let mut buffer = vec![0; READ_BYTES];
     let responses = RESPONSE.repeat(READ_BYTES / 16);
     let mut events = [NO_EVENT; 256];
     loop {
-        for event in place.epoll.wait(&mut events, Wait::Poll)? {
-            let number = event.u64;
-            if !clients.contains_key(&number) {
-                let mut given = place.given.lock().unwrap_or_else(PoisonError::into_inner);
-                clients.extend(given.drain(..).map(|(number, stream)| {
-                    let client = Client {
-                        stream,
-                        unsent: Vec::new(),
-                        matched: 0,
-                    };
-                    (number, client)
-                }));
-            }
-            let Some(client) = clients.get_mut(&number) else {
-                continue;
-            };
-            if client.answer(protocol, &mut buffer, &responses).is_err() {
-                clients.remove(&number);
+        for stream in accepted.try_iter() {
+            let events = READABLE | WRITABLE | ENDED | EDGE_TRIGGERED;
+            epoll.add(&stream, events, clients.len() as u64)?;
+            clients.push(Some(Client {
+                stream,
+                unsent: Vec::new(),
+                matched: 0,
+            }));
+        }
+        for event in epoll.wait(&mut events, Wait::Poll)? {
+            let client = &mut clients[event.u64 as usize];
+            if let Some(open) = client
+                && open.answer(protocol, &mut buffer, &responses).is_err()
+            {
+                *client = None;
             }
         }
     }
