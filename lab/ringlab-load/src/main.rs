@@ -227,12 +227,7 @@ fn measure_rtt(rtt: &Rtt, interrupted: &AtomicBool) -> anyhow::Result<Value> {
     run::prepare_thread(&settings, 0)?;
     let cold = cold::measure(&settings, &mut pattern, rtt.cold, interrupted, &failures);
     let mut result = run::run(&settings, interrupted, failures, || Frames(pattern.clone()))?;
-    result["latency"]["cold"] = cold.first_message.to_json(settings.hdr);
-    result["cold"] = json!({
-        "connections": rtt.cold,
-        "connect": cold.connect.to_json(settings.hdr),
-        "first_of_all_ns": cold.first_of_all_ns,
-    });
+    result["latency"]["cold"] = cold.to_json(settings.hdr);
     Ok(result)
 }
 
