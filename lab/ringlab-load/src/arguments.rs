@@ -56,8 +56,7 @@ The result:
                 with three significant digits
   errors        {kind: {count, first}}, where first describes the first one; empty without errors.
                 Kinds: connect, handshake, reset, closed, half_answer, timeout, lost (a datagram
-                without an echo within --timeout), late (such an echo that came after all), mismatch,
-                unexpected, status, malformed, other
+                without an echo within --timeout), mismatch, unexpected, status, malformed, other
   connections   asked, opened, reopened, alive_at_end, opening_s, and connect (latencies)
   fairness      operations per connection: min, p5, median, p95, max, and Jain's index (1: all
                 equal)
@@ -276,7 +275,7 @@ pub(crate) enum Workload {
     /// when it has received the whole echo (closed loop). A single wrong byte ends the run and voids it. An operation is one frame.
     ///
     /// With UDP a frame is a datagram, and each connection a socket of its own. A datagram without an echo within --timeout is lost: it counts
-    /// in "errors", and the socket sends the next one.
+    /// in "errors", and a new socket sends the next one.
     #[command(after_long_help = ECHO_HELP)]
     Echo(Echo),
 

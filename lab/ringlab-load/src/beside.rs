@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::endpoint::Endpoint;
 use crate::failure::{Failure, Kind, connect_failure};
-use crate::http::{self, Progress};
+use crate::http;
 use crate::settings::Beside;
 use crate::shared::{Phase, Shared};
 
@@ -85,8 +85,10 @@ impl Visitor<'_> {
                 }
                 let parsed =
                     http::parse(&response).map_err(|words| broke(Kind::Malformed, &words))?;
-                if let Progress::Whole(whole) = parsed {
-                    break whole;
+                if let Some(parsed) = parsed
+                    && parsed.body.is_some()
+                {
+                    break parsed;
                 }
             };
             if whole.status != 200 {

@@ -80,7 +80,9 @@ pub(crate) fn measure(
     let mut result = match ceiling.protocol {
         Protocol::Echo => {
             let pattern = Pattern::new(common.seed, ceiling.size.size);
-            run::run(&settings, interrupted, failures, || Frames(pattern.clone()))
+            run::run(&settings, interrupted, failures, || {
+                Frames::<false>(pattern.clone())
+            })
         }
         Protocol::Http => {
             let expected = Expected {

@@ -4,21 +4,21 @@ use crate::link::Link;
 use crate::pattern::Frame;
 
 /// The state of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum State {
-    /// Not opened yet.
-    New,
+    /// Not opened yet, or failed, and isn't opened again.
+    #[default]
+    Closed,
     Connecting,
     /// TCP is connected; TLS's handshake isn't done yet.
     Securing,
     /// The protocol's greeting is sent, and its answer hasn't come yet.
     Greeting,
     Open,
-    /// It has failed and isn't opened again.
-    Dead,
 }
 
 /// A connection and its requests.
+#[derive(Default)]
 pub(crate) struct Connection<P> {
     pub(crate) link: Option<Link>,
     pub(crate) state: State,
@@ -41,8 +41,6 @@ pub(crate) struct Connection<P> {
     pub(crate) acknowledged: u64,
     /// Sending failed, because the server has closed or reset the connection.
     pub(crate) broken: bool,
-    /// When its cycle of --churn began, if it is in one.
-    pub(crate) cycle_ns: Option<u64>,
     /// It was open at least once.
     pub(crate) opened: bool,
     /// The value of `answered` when the connection was last opened.
@@ -62,26 +60,8 @@ impl<P: Default> Connection<P> {
     /// A connection that isn't opened yet.
     pub(crate) fn new(number: u32) -> Self {
         Self {
-            link: None,
-            state: State::New,
             number,
-            answered: 0,
-            sent: 0,
-            started: 0,
-            due: 0,
-            position: 0,
-            outstanding: 0,
-            acknowledged_before: 0,
-            acknowledged: 0,
-            broken: false,
-            cycle_ns: None,
-            opened: false,
-            answered_before: 0,
-            closing: false,
-            partial: P::default(),
-            heard: Vec::new(),
-            since_ns: 0,
-            operations: 0,
+            ..Self::default()
         }
     }
 }

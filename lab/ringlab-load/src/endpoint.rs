@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+use socket2::{SockAddr, Socket, Type};
 
 /// Where a server is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,23 +20,16 @@ pub(crate) enum Endpoint {
 impl Endpoint {
     /// A new socket for it, and its address.
     pub(crate) fn socket(&self) -> io::Result<(Socket, SockAddr)> {
-        match self {
-            Self::Tcp(address) => {
-                let domain = Domain::for_address(*address);
-                let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?;
-                socket.set_tcp_nodelay(true)?;
-                Ok((socket, (*address).into()))
-            }
-            Self::Udp(address) => {
-                let domain = Domain::for_address(*address);
-                let socket = Socket::new(domain, Type::DGRAM, Some(Protocol::UDP))?;
-                Ok((socket, (*address).into()))
-            }
-            Self::Unix(path) => Ok((
-                Socket::new(Domain::UNIX, Type::STREAM, None)?,
-                SockAddr::unix(path)?,
-            )),
+        let (kind, address) = match self {
+            Self::Tcp(address) => (Type::STREAM, (*address).into()),
+            Self::Udp(address) => (Type::DGRAM, (*address).into()),
+            Self::Unix(path) => (Type::STREAM, SockAddr::unix(path)?),
+        };
+        let socket = Socket::new(address.domain(), kind, None)?;
+        if matches!(self, Self::Tcp(_)) {
+            socket.set_tcp_nodelay(true)?;
         }
+        Ok((socket, address))
     }
 
     /// A blocking socket that is connected with it.

@@ -5,7 +5,7 @@ use std::net::Shutdown;
 
 use crate::failure::{Failure, Kind};
 use crate::link::Link;
-use crate::pattern::{Frame, Pattern};
+use crate::pattern::{Frame, Pattern, Unsent, difference};
 
 /// A protocol of requests and answers. Answers come in the order of the requests. Each thread has its own instance.
 pub(crate) trait Exchange {
@@ -29,26 +29,21 @@ pub(crate) trait Exchange {
     const DATAGRAMS: bool = false;
 
     /// The bytes that a new connection sends first, before any request. Empty if the protocol needs nothing.
-    fn greeting(&mut self, _connection: u32) -> &[u8] {
+    fn greeting(&self) -> &[u8] {
         &[]
     }
 
-    /// Takes all that has come in answer to the greeting. `None` if more is to come.
-    fn greeted(&mut self, _connection: u32, _received: &[u8]) -> Result<Option<Greeted>, Failure> {
+    /// Takes all that has come in answer to the greeting. Returns what to send in reply: a few bytes, so that an idle socket takes
+    /// them at once. `None` if more is to come.
+    fn greeted(&self, _received: &[u8]) -> Result<Option<&'static [u8]>, Failure> {
         Ok(None)
     }
 
     /// The length of each request in bytes.
     fn request_bytes(&self) -> usize;
 
-    /// Sends at most `count` requests, from byte `position` of `first` on. Returns how many bytes the socket took.
-    fn send(
-        &mut self,
-        to: &mut Link,
-        first: Frame,
-        position: usize,
-        count: usize,
-    ) -> io::Result<usize>;
+    /// Sends requests, all or some of them. Returns how many bytes the socket took.
+    fn send(&mut self, to: &mut Link, unsent: Unsent) -> io::Result<usize>;
 
     /// Ends a stream, if that is what the server waits for.
     fn end(&mut self, _to: &Link, _connection: u32) -> io::Result<()> {
@@ -63,9 +58,6 @@ pub(crate) trait Exchange {
         received: &[u8],
     ) -> Result<Taken, Failure>;
 
-    /// Gives up a request whose answer hasn't come in time. It may still come.
-    fn lose(&mut self, _request: Frame, _partial: &mut Self::Partial) {}
-
     /// Whether the answer to the next request has come already, with earlier bytes. Then `take` needs no more of them.
     fn has_next(_partial: &Self::Partial) -> bool {
         false
@@ -75,59 +67,40 @@ pub(crate) trait Exchange {
     fn describe(&self, partial: &Self::Partial) -> Option<String>;
 }
 
-/// The complete answer to a greeting.
-#[derive(Debug)]
-pub(crate) struct Greeted {
-    /// The length of the answer.
-    pub(crate) bytes: usize,
-    /// The bytes to send in reply, if any. They are short, so that an idle socket takes them at once.
-    pub(crate) reply: &'static [u8],
-}
-
 /// The result of taking received bytes.
 #[derive(Debug)]
 pub(crate) struct Taken {
     /// The number of bytes that belong to the answer.
     pub(crate) bytes: usize,
-    pub(crate) answer: Answer,
+    /// The answer, if it is complete.
+    pub(crate) answer: Option<Answer>,
 }
 
-/// The state of an answer.
-#[derive(Debug)]
-pub(crate) enum Answer {
-    /// More bytes are to come.
-    Incomplete,
-    /// It is the answer to a request that was given up.
-    Late,
-    /// It is complete.
-    Complete {
-        /// Whether the server has announced that it will close the connection.
-        last: bool,
-        /// Why the answer is wrong, although the connection can go on.
-        wrong: Option<Failure>,
-    },
+/// A complete answer; the default is a right one, after which the connection goes on.
+#[derive(Debug, Default)]
+pub(crate) struct Answer {
+    /// Whether the server has announced that it will close the connection.
+    pub(crate) last: bool,
+    /// Why the answer is wrong, although the connection can go on.
+    pub(crate) wrong: Option<Failure>,
 }
 
-/// Echoed frames.
+/// Echoed frames. If each is a datagram, the kernel or the server may lose some.
 #[derive(Clone, Debug)]
-pub(crate) struct Frames(pub(crate) Pattern);
+pub(crate) struct Frames<const DATAGRAMS: bool>(pub(crate) Pattern);
 
-impl Exchange for Frames {
+impl<const DATAGRAMS: bool> Exchange for Frames<DATAGRAMS> {
     /// The number of bytes that have come.
     type Partial = usize;
+
+    const DATAGRAMS: bool = DATAGRAMS;
 
     fn request_bytes(&self) -> usize {
         self.0.size()
     }
 
-    fn send(
-        &mut self,
-        to: &mut Link,
-        first: Frame,
-        position: usize,
-        count: usize,
-    ) -> io::Result<usize> {
-        self.0.write(to, first, position, count)
+    fn send(&mut self, to: &mut Link, unsent: Unsent) -> io::Result<usize> {
+        self.0.write(to, unsent)
     }
 
     #[inline]
@@ -138,17 +111,23 @@ impl Exchange for Frames {
         received: &[u8],
     ) -> Result<Taken, Failure> {
         let wanted = self.0.size() - *partial;
+        if DATAGRAMS && received.len() != wanted {
+            let words = format!(
+                "wrong echo on connection {}, message {}: a datagram of {} bytes came, and {wanted} were sent",
+                request.connection,
+                request.sequence,
+                received.len()
+            );
+            return Err(Failure::new(Kind::Mismatch, words));
+        }
         let bytes = wanted.min(received.len());
         self.0.check(request, *partial, &received[..bytes])?;
         let answer = if bytes == wanted {
             *partial = 0;
-            Answer::Complete {
-                last: false,
-                wrong: None,
-            }
+            Some(Answer::default())
         } else {
             *partial += bytes;
-            Answer::Incomplete
+            None
         };
         Ok(Taken { bytes, answer })
     }
@@ -158,70 +137,8 @@ impl Exchange for Frames {
     }
 }
 
-/// Connections that exchange one message as their greeting, and rest.
-#[derive(Clone, Debug)]
-pub(crate) struct Resting {
-    pattern: Pattern,
-    message: Vec<u8>,
-}
-
-impl Resting {
-    pub(crate) fn new(pattern: Pattern) -> Self {
-        Self {
-            message: Vec::with_capacity(pattern.size()),
-            pattern,
-        }
-    }
-
-    fn frame(connection: u32) -> Frame {
-        Frame {
-            connection,
-            sequence: 0,
-        }
-    }
-}
-
-impl Exchange for Resting {
-    type Partial = ();
-
-    fn greeting(&mut self, connection: u32) -> &[u8] {
-        let message = &mut self.message;
-        message.clear();
-        self.pattern.with_frame(Self::frame(connection), |bytes| {
-            message.extend_from_slice(bytes);
-        });
-        message
-    }
-
-    fn greeted(&mut self, connection: u32, received: &[u8]) -> Result<Option<Greeted>, Failure> {
-        let bytes = received.len().min(self.pattern.size());
-        self.pattern
-            .check(Self::frame(connection), 0, &received[..bytes])?;
-        Ok((bytes == self.pattern.size()).then_some(Greeted { bytes, reply: &[] }))
-    }
-
-    fn request_bytes(&self) -> usize {
-        self.pattern.size()
-    }
-
-    /// Nothing is sent after the greeting.
-    fn send(&mut self, _: &mut Link, _: Frame, _: usize, _: usize) -> io::Result<usize> {
-        Ok(0)
-    }
-
-    /// Nothing is in flight after the greeting, so the caller takes nothing.
-    fn take(&mut self, _: Frame, (): &mut (), received: &[u8]) -> Result<Taken, Failure> {
-        Ok(Taken {
-            bytes: received.len(),
-            answer: Answer::Incomplete,
-        })
-    }
-
-    fn describe(&self, (): &()) -> Option<String> {
-        None
-    }
-}
-
+/// The maximum number of bytes received at once.
+pub(crate) const READ_BYTES: usize = 256 * 1024;
 /// The number of bytes of a stream that are written at once.
 pub(crate) const STREAM_WRITE_BYTES: usize = 128 * 1024;
 
@@ -244,9 +161,9 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
-    /// Streams of this message, which is not empty. At most `read_bytes` bytes are received at once.
-    pub(crate) fn new(message: &[u8], read_bytes: usize) -> Self {
-        let length = read_bytes.max(STREAM_WRITE_BYTES) + message.len();
+    /// Streams of this message, which is not empty.
+    pub(crate) fn new(message: &[u8]) -> Self {
+        let length = READ_BYTES.max(STREAM_WRITE_BYTES) + message.len();
         Self {
             message_bytes: message.len(),
             repeated: message.iter().copied().cycle().take(length).collect(),
@@ -264,8 +181,8 @@ impl Exchange for Stream {
         self.message_bytes
     }
 
-    fn send(&mut self, to: &mut Link, _: Frame, position: usize, _: usize) -> io::Result<usize> {
-        to.write(&self.repeated[position..][..STREAM_WRITE_BYTES])
+    fn send(&mut self, to: &mut Link, unsent: Unsent) -> io::Result<usize> {
+        to.write(&self.repeated[unsent.position..][..STREAM_WRITE_BYTES])
     }
 
     fn take(
@@ -277,26 +194,21 @@ impl Exchange for Stream {
         let position = (*partial % self.message_bytes as u64) as usize;
         let expected = &self.repeated[position..][..received.len()];
         if received != expected {
-            let wrong = received
-                .iter()
-                .zip(expected)
-                .position(|(came, sent)| came != sent)
-                .unwrap_or(0);
-            return Err(Failure::new(
-                Kind::Mismatch,
-                format!(
-                    "wrong echo on connection {}: byte {} of the stream is 0x{:02x}, 0x{:02x} was sent",
-                    request.connection,
-                    *partial + wrong as u64,
-                    received[wrong],
-                    expected[wrong],
-                ),
-            ));
+            let wrong = difference(received, expected);
+            let words = format!(
+                "wrong echo on connection {}: byte {} of the stream is 0x{:02x}, 0x{:02x} was sent",
+                request.connection,
+                *partial + wrong as u64,
+                received[wrong],
+                expected[wrong],
+            );
+            return Err(Failure::new(Kind::Mismatch, words));
         }
-        *partial += received.len() as u64;
+        let bytes = received.len();
+        *partial += bytes as u64;
         Ok(Taken {
-            bytes: received.len(),
-            answer: Answer::Incomplete,
+            bytes,
+            answer: None,
         })
     }
 
@@ -321,7 +233,7 @@ impl Discarded {
     /// Streams of this message, which is not empty, one on each of `connections`.
     pub(crate) fn new(message: &[u8], connections: u32) -> Self {
         Self {
-            stream: Stream::new(message, 0),
+            stream: Stream::new(message),
             sent: vec![(0, false); connections as usize],
         }
     }
@@ -338,15 +250,9 @@ impl Exchange for Discarded {
         self.stream.request_bytes()
     }
 
-    fn send(
-        &mut self,
-        to: &mut Link,
-        first: Frame,
-        position: usize,
-        count: usize,
-    ) -> io::Result<usize> {
-        let bytes = self.stream.send(to, first, position, count)?;
-        self.sent[first.connection as usize].0 += bytes as u64;
+    fn send(&mut self, to: &mut Link, unsent: Unsent) -> io::Result<usize> {
+        let bytes = self.stream.send(to, unsent)?;
+        self.sent[unsent.first.connection as usize].0 += bytes as u64;
         Ok(bytes)
     }
 
@@ -372,8 +278,10 @@ impl Exchange for Discarded {
         }
         partial.extend_from_slice(received);
         if !partial.contains(&b'\n') && partial.len() < COUNT_BYTES_MAX {
-            let answer = Answer::Incomplete;
-            return Ok(Taken { bytes, answer });
+            return Ok(Taken {
+                bytes,
+                answer: None,
+            });
         }
         if *partial != format!("{sent}\n").as_bytes() {
             let shown = &partial[..partial.len().min(2 * COUNT_BYTES_MAX)];
@@ -383,11 +291,10 @@ impl Exchange for Discarded {
             );
             return Err(Failure::new(Kind::Mismatch, words));
         }
-        let answer = Answer::Complete {
-            last: true,
-            wrong: None,
-        };
-        Ok(Taken { bytes, answer })
+        Ok(Taken {
+            bytes,
+            answer: Some(Answer::default()),
+        })
     }
 
     fn describe(&self, partial: &Vec<u8>) -> Option<String> {

@@ -27,8 +27,6 @@ pub(crate) enum Kind {
     Timeout,
     /// No answer to a datagram came in time. Others may.
     Lost,
-    /// The answer to a lost datagram came after all.
-    Late,
     /// An answer has wrong bytes.
     Mismatch,
     /// Bytes came that nobody had asked for.
@@ -41,7 +39,7 @@ pub(crate) enum Kind {
     Other,
 }
 
-const KINDS: [Kind; 13] = [
+const KINDS: [Kind; 12] = [
     Kind::Connect,
     Kind::Handshake,
     Kind::Reset,
@@ -49,7 +47,6 @@ const KINDS: [Kind; 13] = [
     Kind::HalfAnswer,
     Kind::Timeout,
     Kind::Lost,
-    Kind::Late,
     Kind::Mismatch,
     Kind::Unexpected,
     Kind::Status,
@@ -67,7 +64,6 @@ impl Kind {
             Self::HalfAnswer => "half_answer",
             Self::Timeout => "timeout",
             Self::Lost => "lost",
-            Self::Late => "late",
             Self::Mismatch => "mismatch",
             Self::Unexpected => "unexpected",
             Self::Status => "status",

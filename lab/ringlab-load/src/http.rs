@@ -3,14 +3,15 @@
 //! Most servers answer with the same bytes each time, except for the date. So each thread remembers the last response that was
 //! parsed and correct, and compares the next ones with it, piece by piece as they come. Only a response that differs is parsed.
 
+use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::io::{self, Write};
 use std::sync::Arc;
 
-use crate::exchange::{Answer, Exchange, Greeted, Taken};
+use crate::exchange::{Answer, Exchange, Taken};
 use crate::failure::{Failure, Kind};
 use crate::link::Link;
-use crate::pattern::Frame;
+use crate::pattern::{Frame, Unsent, difference};
 
 const HEADERS_MAX: usize = 100;
 const HEAD_BYTES_MAX: usize = 64 * 1024;
@@ -48,70 +49,49 @@ impl Default for Expected {
 }
 
 impl Expected {
-    /// Compares a whole body. `place` is where it came.
-    pub(crate) fn check_body(&self, place: &str, body: &[u8]) -> Result<(), Failure> {
+    /// Compares a whole body. `place` says where it came.
+    pub(crate) fn check_body(
+        &self,
+        place: impl Fn() -> String,
+        body: &[u8],
+    ) -> Result<(), Failure> {
         let part = &self.part;
-        if !part.is_empty() && !body.windows(part.len()).any(|bytes| bytes == part) {
-            let words = format!(
-                "wrong body: {place}: {} doesn't contain {}",
-                shown(body),
-                shown(part)
-            );
-            return Err(Failure::new(Kind::Mismatch, words));
-        }
-        let Some(right) = &self.body else {
-            return Ok(());
-        };
-        if right == body {
-            return Ok(());
-        }
-        let came = format!(": {}", shown(body));
-        if right.len() != body.len() {
-            return Err(wrong_length(place, body.len(), &came, right));
-        }
-        // What differs may be far behind what is shown of a long body.
-        let (mut at, mut words) = (0, String::new());
-        if body.len() > SHOWN_BYTES {
-            let differs = |(right, came): (&u8, &u8)| right != came;
-            at = right.iter().zip(body).position(differs).unwrap_or_default();
-            words = format!(" at byte {at}");
-        }
-        Err(Failure::new(
-            Kind::Mismatch,
-            format!(
-                "wrong body: {place}: {} came{words}, and {} was expected (--body sets the expected one, --any-body accepts any)",
-                shown(&body[at..]),
-                shown(&right[at..])
-            ),
-        ))
-    }
-
-    fn check_fields(&self, place: &str, whole: &Whole) -> Result<(), Failure> {
-        for (name, value) in &self.fields {
-            let has = |(found, is): &(String, Vec<u8>)| {
-                found.eq_ignore_ascii_case(name) && is == value.as_bytes()
-            };
-            if !whole.fields.iter().any(has) {
-                return Err(Failure::new(
-                    Kind::Mismatch,
-                    format!("wrong head: {place}: it has no '{name}: {value}' (--expect-header)"),
-                ));
+        let words = if !part.is_empty() && !body.windows(part.len()).any(|bytes| bytes == part) {
+            format!("{} doesn't contain {}", shown(body), shown(part))
+        } else {
+            match &self.body {
+                Some(right) if right.len() != body.len() => {
+                    wrong_length(body.len(), &format!(": {}", shown(body)), right)
+                }
+                Some(right) if right != body => {
+                    // What differs may be far behind what is shown of a long body.
+                    let (mut at, mut where_it_differs) = (0, String::new());
+                    if body.len() > SHOWN_BYTES {
+                        at = difference(body, right);
+                        where_it_differs = format!(" at byte {at}");
+                    }
+                    format!(
+                        "{} came{where_it_differs}, and {} was expected ({ADVICE})",
+                        shown(&body[at..]),
+                        shown(&right[at..])
+                    )
+                }
+                _ => return Ok(()),
             }
-        }
-        Ok(())
+        };
+        let words = format!("wrong body: {}: {words}", place());
+        Err(Failure::new(Kind::Mismatch, words))
     }
 }
 
-/// A body of another length than expected; `came` shows it, if it is there.
-fn wrong_length(place: &str, length: usize, came: &str, right: &[u8]) -> Failure {
-    Failure::new(
-        Kind::Mismatch,
-        format!(
-            "wrong body: {place}: it has {length} bytes{came}, and {} were expected: {} (--body sets the expected one, --any-body \
-             accepts any)",
-            right.len(),
-            shown(right)
-        ),
+const ADVICE: &str = "--body sets the expected one, --any-body accepts any";
+
+/// What is wrong with a body of another length than expected; `came` shows it, if it is there.
+fn wrong_length(length: usize, came: &str, right: &[u8]) -> String {
+    format!(
+        "it has {length} bytes{came}, and {} were expected: {} ({ADVICE})",
+        right.len(),
+        shown(right)
     )
 }
 
@@ -125,8 +105,6 @@ pub(crate) struct Requests {
     expected: Expected,
     /// The last correct response, if the connection stayed open after it.
     familiar: Arc<[u8]>,
-    /// Each connection makes one request as its greeting, and rests.
-    idle: bool,
 }
 
 impl Requests {
@@ -139,7 +117,6 @@ impl Requests {
             together,
             expected,
             familiar: Arc::default(),
-            idle: false,
         }
     }
 
@@ -175,78 +152,68 @@ impl Requests {
         SENT.iter().copied().cycle().take(bytes).collect()
     }
 
-    /// The same requests, one on each connection before the measurement.
-    pub(crate) fn idle(self) -> Self {
-        Self { idle: true, ..self }
-    }
-
-    /// Examines a response that may be incomplete.
-    fn judge(&self, request: Frame, response: &[u8]) -> Result<Option<Judged>, Failure> {
-        let place = format!(
-            "connection {}, request {}",
-            request.connection, request.sequence
-        );
-        let parsed = parse(response).map_err(|problem| {
-            Failure::new(
-                Kind::Malformed,
-                format!(
-                    "not an HTTP response: {place}: {problem}; it begins with {}",
-                    shown(response)
-                ),
+    /// Examines a response that may be incomplete. Returns its length, and what it is worth, if it is whole.
+    fn judge(&self, request: Frame, response: &[u8]) -> Result<Option<(usize, Answer)>, Failure> {
+        let place = || {
+            format!(
+                "connection {}, request {}",
+                request.connection, request.sequence
             )
-        })?;
-        let (status, announced) = match &parsed {
-            Progress::Head => return Ok(None),
-            Progress::Body { status, announced } => (*status, *announced),
-            Progress::Whole(whole) => (whole.status, Some(whole.body.len())),
         };
-        let right_status = status == self.expected.status;
-        // If the length is wrong, do not wait for the rest.
-        if let (Some(right), Some(announced), true) = (&self.expected.body, announced, right_status)
-            && right.len() != announced
-        {
-            let came = match &parsed {
-                Progress::Whole(whole) => format!(": {}", shown(&whole.body)),
-                _ => String::new(),
-            };
-            return Err(wrong_length(&place, announced, &came, right));
-        }
-        let Progress::Whole(whole) = parsed else {
+        let parsed = parse(response).map_err(|problem| {
+            let words = format!(
+                "not an HTTP response: {}: {problem}; it begins with {}",
+                place(),
+                shown(response)
+            );
+            Failure::new(Kind::Malformed, words)
+        })?;
+        let Some(parsed) = parsed else {
             return Ok(None);
         };
-        if !right_status {
+        let right_status = parsed.status == self.expected.status;
+        let Some(body) = &parsed.body else {
+            // If the length is wrong, do not wait for the rest.
+            return match (&self.expected.body, parsed.announced) {
+                (Some(right), Some(length)) if right_status && right.len() != length => {
+                    let words = wrong_length(length, "", right);
+                    let words = format!("wrong body: {}: {words}", place());
+                    Err(Failure::new(Kind::Mismatch, words))
+                }
+                _ => Ok(None),
+            };
+        };
+        let wrong = if right_status {
+            self.expected.check_body(place, body)?;
+            for (name, value) in &self.expected.fields {
+                let is_it = |field: &httparse::Header<'_>| {
+                    field.name.eq_ignore_ascii_case(name) && field.value == value.as_bytes()
+                };
+                if !parsed.fields.iter().any(is_it) {
+                    let place = place();
+                    let words = format!(
+                        "wrong head: {place}: it has no '{name}: {value}' (--expect-header)"
+                    );
+                    return Err(Failure::new(Kind::Mismatch, words));
+                }
+            }
+            None
+        } else {
             let instead = match self.expected.status {
                 200 => String::new(),
                 expected => format!(" instead of {expected}"),
             };
-            let failure = Failure::new(
-                Kind::Status,
-                format!(
-                    "{place} was answered with status {status}{instead}: {}",
-                    shown(response)
-                ),
+            let words = format!(
+                "{} was answered with status {}{instead}: {}",
+                place(),
+                parsed.status,
+                shown(response)
             );
-            return Ok(Some(Judged {
-                bytes: whole.bytes,
-                last: whole.last,
-                wrong: Some(failure),
-            }));
-        }
-        self.expected.check_body(&place, &whole.body)?;
-        self.expected.check_fields(&place, &whole)?;
-        Ok(Some(Judged {
-            bytes: whole.bytes,
-            last: whole.last,
-            wrong: None,
-        }))
+            Some(Failure::new(Kind::Status, words))
+        };
+        let last = parsed.last;
+        Ok(Some((parsed.bytes, Answer { last, wrong })))
     }
-}
-
-/// A complete response, after which the connection goes on or ends in order.
-struct Judged {
-    bytes: usize,
-    last: bool,
-    wrong: Option<Failure>,
 }
 
 /// The received part of a response: its bytes, or how many of them are those of a familiar response.
@@ -257,55 +224,18 @@ pub(crate) struct Response {
     matched: usize,
 }
 
-impl Response {
-    fn bytes(&self) -> usize {
-        self.own.len() + self.matched
-    }
-}
-
 impl Exchange for Requests {
     type Partial = Response;
 
     const RECONNECTS: bool = true;
 
-    fn greeting(&mut self, _: u32) -> &[u8] {
-        if self.idle {
-            &self.repeated[..self.request_bytes]
-        } else {
-            &[]
-        }
-    }
-
-    fn greeted(&mut self, connection: u32, received: &[u8]) -> Result<Option<Greeted>, Failure> {
-        let request = Frame {
-            connection,
-            sequence: 0,
-        };
-        match self.judge(request, received)? {
-            None => Ok(None),
-            Some(Judged {
-                wrong: Some(failure),
-                ..
-            }) => Err(failure),
-            Some(judged) => Ok(Some(Greeted {
-                bytes: judged.bytes,
-                reply: &[],
-            })),
-        }
-    }
-
     fn request_bytes(&self) -> usize {
         self.request_bytes
     }
 
-    fn send(
-        &mut self,
-        to: &mut Link,
-        _: Frame,
-        position: usize,
-        count: usize,
-    ) -> io::Result<usize> {
-        to.write(&self.repeated[position..self.request_bytes * count.min(self.together)])
+    fn send(&mut self, to: &mut Link, unsent: Unsent) -> io::Result<usize> {
+        let count = unsent.count.min(self.together);
+        to.write(&self.repeated[unsent.position..self.request_bytes * count])
     }
 
     #[inline]
@@ -324,16 +254,13 @@ impl Exchange for Requests {
                 let answer = if end == familiar.len() {
                     partial.matched = 0;
                     partial.familiar = None;
-                    Answer::Complete {
-                        last: false,
-                        wrong: None,
-                    }
+                    Some(Answer::default())
                 } else {
                     partial.matched = end;
                     if partial.familiar.is_none() {
                         partial.familiar = Some(Arc::clone(&self.familiar));
                     }
-                    Answer::Incomplete
+                    None
                 };
                 return Ok(Taken { bytes, answer });
             }
@@ -349,93 +276,69 @@ impl Exchange for Requests {
             partial.own.extend_from_slice(received);
             &partial.own
         };
-        let Some(judged) = self.judge(request, response)? else {
+        let Some((bytes, answer)) = self.judge(request, response)? else {
             if before == 0 {
                 partial.own.extend_from_slice(received);
             }
             return Ok(Taken {
                 bytes: received.len(),
-                answer: Answer::Incomplete,
+                answer: None,
             });
         };
-        if judged.wrong.is_none() && !judged.last {
-            self.familiar = Arc::from(&response[..judged.bytes]);
+        if answer.wrong.is_none() && !answer.last {
+            self.familiar = Arc::from(&response[..bytes]);
         }
         partial.own.clear();
         Ok(Taken {
-            bytes: judged.bytes - before,
-            answer: Answer::Complete {
-                last: judged.last,
-                wrong: judged.wrong,
-            },
+            bytes: bytes - before,
+            answer: Some(answer),
         })
     }
 
     fn describe(&self, partial: &Response) -> Option<String> {
-        let bytes = partial.bytes();
+        let bytes = partial.own.len() + partial.matched;
         (bytes > 0).then(|| format!("{bytes} bytes of a response"))
     }
 }
 
-/// The progress of a response.
+/// A response whose head has come.
 #[derive(Debug)]
-pub(crate) enum Progress {
-    /// Its head is incomplete.
-    Head,
-    /// Its head is complete. The length of its body, if it was announced.
-    Body {
-        status: u16,
-        announced: Option<usize>,
-    },
-    Whole(Whole),
-}
-
-/// A complete response.
-#[derive(Debug)]
-pub(crate) struct Whole {
+pub(crate) struct Parsed<'a> {
     pub(crate) status: u16,
-    pub(crate) body: Vec<u8>,
-    pub(crate) fields: Vec<(String, Vec<u8>)>,
-    /// Its total length in bytes.
+    fields: Vec<httparse::Header<'a>>,
+    /// The length of its body, as far as the head says it.
+    announced: Option<usize>,
+    /// The body, if the whole response has come.
+    pub(crate) body: Option<Cow<'a, [u8]>>,
+    /// The length of the whole response.
     pub(crate) bytes: usize,
     /// Whether the server has announced that it closes the connection.
     pub(crate) last: bool,
 }
 
-/// Parses the response to a GET request. The error says what is wrong with it.
-pub(crate) fn parse(response: &[u8]) -> Result<Progress, String> {
+/// Parses the response to a GET request. `None` if its head is incomplete. The error says what is wrong with it.
+pub(crate) fn parse(response: &[u8]) -> Result<Option<Parsed<'_>>, String> {
     let mut skipped = 0;
-    loop {
-        match parse_one(&response[skipped..])? {
-            Part::Interim { bytes } => skipped += bytes,
-            Part::Response(Progress::Whole(whole)) => {
-                return Ok(Progress::Whole(Whole {
-                    bytes: whole.bytes + skipped,
-                    ..whole
-                }));
-            }
-            Part::Response(progress) => return Ok(progress),
+    while let Some(parsed) = parse_one(&response[skipped..])? {
+        // An interim response. The final one follows it (RFC 9110, section 15.2).
+        if matches!(parsed.status, 100 | 102..=199) {
+            skipped += parsed.bytes;
+            continue;
         }
+        return Ok(Some(Parsed {
+            bytes: parsed.bytes + skipped,
+            ..parsed
+        }));
     }
+    Ok(None)
 }
 
-/// The beginning of a response.
-enum Part {
-    /// An interim response of that length. Another one follows it.
-    Interim {
-        bytes: usize,
-    },
-    Response(Progress),
-}
-
-fn parse_one(response: &[u8]) -> Result<Part, String> {
+fn parse_one(response: &[u8]) -> Result<Option<Parsed<'_>>, String> {
     let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
     let mut head = httparse::Response::new(&mut headers);
     let head_bytes = match head.parse(response) {
         Ok(httparse::Status::Complete(bytes)) => bytes,
-        Ok(httparse::Status::Partial) if response.len() <= HEAD_BYTES_MAX => {
-            return Ok(Part::Response(Progress::Head));
-        }
+        Ok(httparse::Status::Partial) if response.len() <= HEAD_BYTES_MAX => return Ok(None),
         Ok(httparse::Status::Partial) => {
             return Err(format!("its head has no end within {HEAD_BYTES_MAX} bytes"));
         }
@@ -443,91 +346,61 @@ fn parse_one(response: &[u8]) -> Result<Part, String> {
     };
     let status = head.code.unwrap_or_default();
     let rest = &response[head_bytes..];
-    let mut framing = Framing::default();
+    let (mut announced, mut chunked) = (None, false);
     // Since HTTP/1.1 connections stay open by default (RFC 9112, section 9.3).
     let mut last = head.version != Some(1);
     for header in head.headers.iter() {
-        framing.note(header)?;
-        if header.name.eq_ignore_ascii_case("connection") {
-            let value = String::from_utf8_lossy(header.value).to_ascii_lowercase();
-            for option in value.split(',').map(str::trim) {
-                last = match option {
-                    "close" => true,
-                    "keep-alive" => false,
-                    _ => last,
-                };
+        let value = || String::from_utf8_lossy(header.value);
+        let is = |name: &str| header.name.eq_ignore_ascii_case(name);
+        if is("content-length") {
+            let digits = header.value.iter().all(u8::is_ascii_digit);
+            let length = value().parse::<usize>().ok().filter(|_| digits);
+            let length = length.ok_or_else(|| format!("its Content-Length is '{}'", value()))?;
+            if announced
+                .replace(length)
+                .is_some_and(|other| other != length)
+            {
+                return Err("it has two different Content-Lengths".to_owned());
+            }
+        } else if is("transfer-encoding") {
+            chunked = value().eq_ignore_ascii_case("chunked");
+            if !chunked {
+                return Err(format!("its Transfer-Encoding is '{}'", value()));
+            }
+        } else if is("connection") {
+            for option in value().split(',').map(str::trim) {
+                last |= option.eq_ignore_ascii_case("close");
+                last &= !option.eq_ignore_ascii_case("keep-alive");
             }
         }
     }
-    let whole = |body: Vec<u8>, bytes| {
-        Part::Response(Progress::Whole(Whole {
-            status,
-            body,
-            fields: head
-                .headers
-                .iter()
-                .map(|header| (header.name.to_owned(), header.value.to_vec()))
-                .collect(),
-            bytes: head_bytes + bytes,
-            last,
-        }))
-    };
-    let incomplete = |announced| Part::Response(Progress::Body { status, announced });
-    match status {
-        // An interim response. The final one follows it (RFC 9110, section 15.2).
-        100 | 102..=199 => return Ok(Part::Interim { bytes: head_bytes }),
+    let body = match announced {
         // These have no body, regardless of their headers (RFC 9112, section 6.3).
-        101 | 204 | 304 => return Ok(whole(Vec::new(), 0)),
-        _ => {}
-    }
-    if framing.chunked {
-        return Ok(match dechunk(rest)? {
-            Some((body, bytes)) => whole(body, bytes),
-            None => incomplete(None),
-        });
-    }
-    match framing.length {
-        Some(length) if length > BODY_BYTES_MAX => {
-            Err(format!("its body of {length} bytes is longer than {BODY_BYTES_MAX}"))
+        _ if matches!(status, 100..=199 | 204 | 304) => Some((Cow::default(), 0)),
+        _ if chunked => {
+            announced = None;
+            dechunk(rest)?.map(|(body, bytes)| (Cow::Owned(body), bytes))
         }
-        Some(length) if rest.len() < length => Ok(incomplete(Some(length))),
-        Some(length) => Ok(whole(rest[..length].to_vec(), length)),
-        None => Err(
+        Some(length) if length > BODY_BYTES_MAX => {
+            return Err(format!(
+                "its body of {length} bytes is longer than {BODY_BYTES_MAX}"
+            ));
+        }
+        Some(length) => rest.get(..length).map(|body| (Cow::Borrowed(body), length)),
+        None => return Err(
             "it has neither a Content-Length nor chunks, so only the end of the connection could end it"
                 .to_owned(),
         ),
-    }
-}
-
-/// How a head delimits the body.
-#[derive(Debug, Default)]
-struct Framing {
-    length: Option<usize>,
-    chunked: bool,
-}
-
-impl Framing {
-    fn note(&mut self, header: &httparse::Header<'_>) -> Result<(), String> {
-        let value = || String::from_utf8_lossy(header.value);
-        if header.name.eq_ignore_ascii_case("content-length") {
-            let digits = header.value.iter().all(u8::is_ascii_digit);
-            let length = value()
-                .parse::<usize>()
-                .ok()
-                .filter(|_| digits)
-                .ok_or_else(|| format!("its Content-Length is '{}'", value()))?;
-            if self.length.is_some_and(|other| other != length) {
-                return Err("it has two different Content-Lengths".to_owned());
-            }
-            self.length = Some(length);
-        } else if header.name.eq_ignore_ascii_case("transfer-encoding") {
-            if !value().eq_ignore_ascii_case("chunked") {
-                return Err(format!("its Transfer-Encoding is '{}'", value()));
-            }
-            self.chunked = true;
-        }
-        Ok(())
-    }
+    };
+    let (body, body_bytes) = body.unzip();
+    Ok(Some(Parsed {
+        status,
+        fields: head.headers.to_vec(),
+        announced,
+        body,
+        bytes: head_bytes + body_bytes.unwrap_or_default(),
+        last,
+    }))
 }
 
 /// The chunked body at the beginning of `encoded`, and its length there in bytes. `None` if it is incomplete.
@@ -607,11 +480,7 @@ mod tests {
     fn failure_of(response: &[u8]) -> Failure {
         match requests().take(REQUEST, &mut Response::default(), response) {
             Err(failure) => failure,
-            Ok(Taken {
-                answer: Answer::Complete { wrong, .. },
-                ..
-            }) => wrong.expect("a wrong response"),
-            Ok(taken) => panic!("{taken:?}"),
+            Ok(taken) => taken.answer.unwrap().wrong.expect("a wrong response"),
         }
     }
 
@@ -631,9 +500,9 @@ mod tests {
                         let taken = requests.take(REQUEST, &mut partial, received).unwrap();
                         received = &received[taken.bytes..];
                         match taken.answer {
-                            Answer::Incomplete | Answer::Late => assert!(received.is_empty()),
-                            Answer::Complete { last, wrong } => {
-                                assert!(!last && wrong.is_none());
+                            None => assert!(received.is_empty()),
+                            Some(answer) => {
+                                assert!(!answer.last && answer.wrong.is_none());
                                 answers += 1;
                             }
                         }
@@ -653,10 +522,9 @@ mod tests {
             (b"HTTP/1.0 200 OK\r\nConnection: Keep-Alive\r\nContent-Length: 13\r\n\r\nHello, World!", false),
         ] {
             let taken = requests().take(REQUEST, &mut Response::default(), response).unwrap();
-            let Answer::Complete { last, wrong: None } = taken.answer else {
-                panic!("{taken:?}");
-            };
-            assert_eq!(last, expected, "{}", response.escape_ascii());
+            let answer = taken.answer.unwrap();
+            assert!(answer.wrong.is_none());
+            assert_eq!(answer.last, expected, "{}", response.escape_ascii());
         }
     }
 
@@ -735,10 +603,8 @@ mod tests {
     fn another_status_and_a_part_of_the_body_can_be_expected() {
         let take = |expected: Expected, response: &[u8]| match Requests::new(&get(&[]), expected)
             .take(REQUEST, &mut Response::default(), response)
-            .map(|taken| taken.answer)
         {
-            Ok(Answer::Complete { wrong, .. }) => wrong,
-            Ok(answer) => panic!("{answer:?}"),
+            Ok(taken) => taken.answer.unwrap().wrong,
             Err(failure) => Some(failure),
         };
         let created = b"HTTP/1.1 201 Created\r\nContent-Length: 8\r\n\r\n{\"id\":7}";

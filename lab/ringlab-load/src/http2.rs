@@ -10,11 +10,11 @@
 use std::collections::VecDeque;
 use std::io::{self, Write};
 
-use crate::exchange::{Answer, Exchange, Greeted, Taken};
+use crate::exchange::{Answer, Exchange, Taken};
 use crate::failure::{Failure, Kind};
 use crate::http::{Expected, shown};
 use crate::link::Link;
-use crate::pattern::Frame;
+use crate::pattern::{Frame, Unsent};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const FRAME_HEADER_BYTES: usize = 9;
@@ -36,7 +36,6 @@ const ACK: u8 = 0x1;
 const END_STREAM: u8 = 0x1;
 const END_HEADERS: u8 = 0x4;
 const PADDED: u8 = 0x8;
-const PRIORITY: u8 = 0x20;
 
 const SETTINGS_ENABLE_PUSH: u16 = 2;
 const SETTINGS_INITIAL_WINDOW_SIZE: u16 = 4;
@@ -158,19 +157,14 @@ impl<'a> Received<'a> {
         FRAME_HEADER_BYTES + self.payload.len()
     }
 
-    /// The payload of DATA or HEADERS without padding and priority.
+    /// The payload of DATA or HEADERS without padding. A server sends no priority.
     fn content(&self) -> Result<&'a [u8], String> {
-        let mut content = self.payload;
-        let mut padding = 0;
-        let short = || "a frame that is too short".to_owned();
-        if self.flags & PADDED != 0 {
-            let (&length, rest) = content.split_first().ok_or_else(short)?;
-            (padding, content) = (usize::from(length), rest);
+        if self.flags & PADDED == 0 {
+            return Ok(self.payload);
         }
-        if self.kind == HEADERS && self.flags & PRIORITY != 0 {
-            content = content.get(5..).ok_or_else(short)?;
-        }
-        let length = content.len().checked_sub(padding).ok_or_else(short)?;
+        let (&padding, content) = self.payload.split_first().unwrap_or((&1, &[]));
+        let length = content.len().checked_sub(usize::from(padding));
+        let length = length.ok_or_else(|| "a frame that is too short".to_owned())?;
         Ok(&content[..length])
     }
 }
@@ -263,16 +257,9 @@ impl Response {
             let words = format!("{} was answered with a status other than 200", place());
             return Ok(Some(Failure::new(Kind::Status, words)));
         }
-        if expected.body.as_ref() != Some(&self.body) {
-            expected.check_body(&place(), &self.body)?;
-        }
+        expected.check_body(place, &self.body)?;
         Ok(None)
     }
-}
-
-fn malformed(place: &str, problem: &str) -> Failure {
-    let words = format!("not an HTTP/2 response: {place}: {problem}");
-    Failure::new(Kind::Malformed, words)
 }
 
 impl Exchange for Streams {
@@ -280,11 +267,11 @@ impl Exchange for Streams {
 
     const CONTROL_FRAMES: bool = true;
 
-    fn greeting(&mut self, _: u32) -> &[u8] {
+    fn greeting(&self) -> &[u8] {
         &self.greeting
     }
 
-    fn greeted(&mut self, _: u32, received: &[u8]) -> Result<Option<Greeted>, Failure> {
+    fn greeted(&self, received: &[u8]) -> Result<Option<&'static [u8]>, Failure> {
         let refused = |problem: &str| {
             let words = format!("it doesn't speak HTTP/2: {problem}: {}", shown(received));
             Failure::new(Kind::Handshake, words)
@@ -307,10 +294,7 @@ impl Exchange for Streams {
         }
         match response.judge(&self.expected, || "its first request".to_owned())? {
             Some(failure) => Err(failure),
-            None => Ok(Some(Greeted {
-                bytes,
-                reply: SETTINGS_ACK,
-            })),
+            None => Ok(Some(SETTINGS_ACK)),
         }
     }
 
@@ -318,23 +302,15 @@ impl Exchange for Streams {
         self.request.len()
     }
 
-    fn send(
-        &mut self,
-        to: &mut Link,
-        first: Frame,
-        position: usize,
-        count: usize,
-    ) -> io::Result<usize> {
+    fn send(&mut self, to: &mut Link, unsent: Unsent) -> io::Result<usize> {
         self.requests.clear();
-        for request in 0..count as u32 {
+        for sequence in (unsent.first.sequence..).take(unsent.count) {
             let start = self.requests.len();
             self.requests.extend_from_slice(&self.request);
-            let sequence = first.sequence.wrapping_add(request);
-            let stream = stream_of(Frame { sequence, ..first });
             self.requests[start + 5..start + FRAME_HEADER_BYTES]
-                .copy_from_slice(&stream.to_be_bytes());
+                .copy_from_slice(&stream_of(sequence).to_be_bytes());
         }
-        to.write(&self.requests[position..])
+        to.write(&self.requests[unsent.position..])
     }
 
     fn take(
@@ -349,6 +325,10 @@ impl Exchange for Streams {
                 request.connection, request.sequence
             )
         };
+        let malformed = |problem: String| {
+            let words = format!("not an HTTP/2 response: {}: {problem}", place());
+            Failure::new(Kind::Malformed, words)
+        };
         let (mut taken, mut before, mut held) = (0, 0, Vec::new());
         if !Self::has_next(partial) {
             before = partial.frame.len();
@@ -359,22 +339,19 @@ impl Exchange for Streams {
                 held.extend_from_slice(received);
                 &held
             };
-            loop {
-                let frame = Received::first(&bytes[taken..]);
-                let Some(frame) = frame.map_err(|why| malformed(&place(), &why))? else {
+            let oldest = stream_of(request.sequence);
+            while !Self::has_next(partial) {
+                let frame = Received::first(&bytes[taken..]).map_err(malformed)?;
+                let Some(frame) = frame else {
                     partial.frame = bytes[taken..].to_vec();
                     return Ok(Taken {
                         bytes: received.len(),
-                        answer: Answer::Incomplete,
+                        answer: None,
                     });
                 };
                 taken += frame.bytes();
-                partial
-                    .take(stream_of(request), self.most, &frame)
-                    .map_err(|why| malformed(&place(), &why))?;
-                if Self::has_next(partial) {
-                    break;
-                }
+                let took = partial.take(oldest, self.most, &frame);
+                took.map_err(malformed)?;
             }
         }
         drop(held);
@@ -382,7 +359,7 @@ impl Exchange for Streams {
         let wrong = response.judge(&self.expected, place)?;
         Ok(Taken {
             bytes: taken - before,
-            answer: Answer::Complete { last: false, wrong },
+            answer: Some(Answer { last: false, wrong }),
         })
     }
 
@@ -399,6 +376,6 @@ impl Exchange for Streams {
 }
 
 /// The stream of a request. Stream 1 was that of the greeting.
-fn stream_of(request: Frame) -> u32 {
-    request.sequence * 2 + 3
+fn stream_of(sequence: u32) -> u32 {
+    sequence * 2 + 3
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rustls::client::Resumption;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
+use rustls::crypto::{WebPkiSupportedAlgorithms, ring, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{ClientConfig, ClientConnection, DigitallySignedStruct, SignatureScheme};
 use socket2::Socket;
@@ -20,15 +20,6 @@ pub(crate) enum Link {
 pub(crate) struct Tls {
     stream: Socket,
     session: ClientConnection,
-}
-
-/// The result of one call that receives.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Received {
-    /// 0 if the server has closed the connection.
-    pub(crate) bytes: usize,
-    /// Whether there may be more. Otherwise a new edge announces it.
-    pub(crate) more: bool,
 }
 
 impl Link {
@@ -73,14 +64,14 @@ impl Link {
         Ok(true)
     }
 
-    /// Receives what is there. The buffer must be large: with TLS, one half of it is for what comes encrypted.
+    /// Receives what is there. Returns how many bytes that is, 0 if the server has closed the connection, and whether there may be
+    /// more: otherwise a new edge announces it. The buffer must be large: with TLS, one half of it is for what comes encrypted.
     #[inline]
-    pub(crate) fn receive(&mut self, buffer: &mut [u8]) -> io::Result<Received> {
+    pub(crate) fn receive(&mut self, buffer: &mut [u8]) -> io::Result<(usize, bool)> {
         match self {
             Self::Plain(stream) => {
-                let bytes = (&*stream).read(buffer)?;
-                let more = bytes == buffer.len();
-                Ok(Received { bytes, more })
+                let bytes = stream.read(buffer)?;
+                Ok((bytes, bytes == buffer.len()))
             }
             Self::Tls(tls) => tls.receive(buffer),
         }
@@ -127,27 +118,17 @@ impl Tls {
     }
 
     /// Receives encrypted data, and puts the decrypted data at the beginning of the buffer.
-    fn receive(&mut self, buffer: &mut [u8]) -> io::Result<Received> {
+    fn receive(&mut self, buffer: &mut [u8]) -> io::Result<(usize, bool)> {
         let (plain, encrypted) = buffer.split_at_mut(buffer.len() / 2);
+        // What had no room in the buffer the last time.
+        let mut filled = self.decrypted(plain)?;
         let mut more = true;
-        loop {
-            let bytes = self.decrypted(plain)?;
-            if bytes > 0 || !more {
-                // If nothing came whole, there is nothing to receive yet.
-                return match bytes {
-                    0 => Err(ErrorKind::WouldBlock.into()),
-                    bytes => Ok(Received { bytes, more: true }),
-                };
-            }
+        while filled == 0 && more {
             let came = self.stream.read(encrypted)?;
             if came == 0 {
-                return Ok(Received {
-                    bytes: 0,
-                    more: false,
-                });
+                return Ok((0, false));
             }
             more = came == encrypted.len();
-            let mut filled = 0;
             let mut rest = &encrypted[..came];
             while !rest.is_empty() {
                 self.session.read_tls(&mut rest)?;
@@ -156,14 +137,11 @@ impl Tls {
                     .map_err(io::Error::other)?;
                 filled += self.decrypted(&mut plain[filled..])?;
             }
-            if filled > 0 {
-                // What has no room in the buffer is fetched by the next call.
-                let more = more || filled == plain.len();
-                return Ok(Received {
-                    bytes: filled,
-                    more,
-                });
-            }
+            more |= filled == plain.len();
+        }
+        match filled {
+            0 => Err(ErrorKind::WouldBlock.into()),
+            _ => Ok((filled, more)),
         }
     }
 
@@ -184,12 +162,12 @@ pub(crate) fn tls(
     protocol: Option<&str>,
     certificate: Option<CertificateDer<'static>>,
 ) -> Result<Arc<ClientConfig>, rustls::Error> {
-    let provider = Arc::new(ring::default_provider());
+    let provider = ring::default_provider();
     let verifier = Arc::new(Shown {
         certificate,
-        provider: Arc::clone(&provider),
+        algorithms: provider.signature_verification_algorithms,
     });
-    let mut config = ClientConfig::builder_with_provider(provider)
+    let mut config = ClientConfig::builder_with_provider(Arc::new(provider))
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .dangerous()
         .with_custom_certificate_verifier(verifier)
@@ -207,7 +185,7 @@ pub(crate) fn tls(
 struct Shown {
     /// `None`: any.
     certificate: Option<CertificateDer<'static>>,
-    provider: Arc<CryptoProvider>,
+    algorithms: WebPkiSupportedAlgorithms,
 }
 
 impl ServerCertVerifier for Shown {
@@ -229,12 +207,11 @@ impl ServerCertVerifier for Shown {
 
     fn verify_tls12_signature(
         &self,
-        message: &[u8],
-        shown: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = &self.provider.signature_verification_algorithms;
-        verify_tls12_signature(message, shown, signature, algorithms)
+        Err(rustls::PeerIncompatible::Tls12NotOffered.into())
     }
 
     fn verify_tls13_signature(
@@ -243,13 +220,10 @@ impl ServerCertVerifier for Shown {
         shown: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = &self.provider.signature_verification_algorithms;
-        verify_tls13_signature(message, shown, signature, algorithms)
+        verify_tls13_signature(message, shown, signature, &self.algorithms)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider
-            .signature_verification_algorithms
-            .supported_schemes()
+        self.algorithms.supported_schemes()
     }
 }

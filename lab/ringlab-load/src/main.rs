@@ -26,7 +26,6 @@ mod ceiling;
 mod cold;
 mod connection;
 mod control;
-mod datagrams;
 mod endpoint;
 mod exchange;
 mod failure;
@@ -59,16 +58,14 @@ use serde_json::{Value, json};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::arguments::{Arguments, Discard, Echo, Http, Mode, Rtt, WebSocket, Workload};
-use crate::datagrams::Datagrams;
 use crate::endpoint::Endpoint;
-use crate::exchange::{Discarded, Frames, Resting, Stream};
+use crate::exchange::{Discarded, Frames, Stream};
 use crate::failure::Failures;
 use crate::http::{Expected, Requests};
 use crate::http2::Streams;
 use crate::pattern::Pattern;
 use crate::settings::Beside;
 use crate::websocket::Messages;
-use crate::worker::READ_BYTES;
 
 /// The default number of connections, for workloads with many.
 const CONNECTIONS: u32 = 50;
@@ -132,16 +129,14 @@ fn measure_echo(echo: &Echo, interrupted: &AtomicBool) -> anyhow::Result<Value> 
     let result = match echo.mode {
         Mode::Framed if matches!(settings.endpoint, Endpoint::Udp(_)) => {
             run::run(&settings, interrupted, failures, || {
-                Datagrams(pattern.clone())
+                Frames::<true>(pattern.clone())
             })
         }
-        Mode::Framed if settings.idle => {
-            let resting = Resting::new(pattern);
-            run::run(&settings, interrupted, failures, || resting.clone())
-        }
-        Mode::Framed => run::run(&settings, interrupted, failures, || Frames(pattern.clone())),
+        Mode::Framed => run::run(&settings, interrupted, failures, || {
+            Frames::<false>(pattern.clone())
+        }),
         Mode::Stream => run::run(&settings, interrupted, failures, || {
-            Stream::new(echo.message.as_bytes(), READ_BYTES)
+            Stream::new(echo.message.as_bytes())
         }),
     }?;
     Ok(result)
@@ -199,10 +194,7 @@ fn measure_http(http: &Http, interrupted: &AtomicBool) -> anyhow::Result<Value> 
     let method = http.method.as_deref();
     let method = method.unwrap_or(if sent.is_empty() { "GET" } else { "POST" });
     let request = Requests::request(method, &http.path, host, &headers, &sent);
-    let mut requests = Requests::new(&request, expected);
-    if settings.idle {
-        requests = requests.idle();
-    }
+    let requests = Requests::new(&request, expected);
     Ok(run::run(&settings, interrupted, failures, || {
         requests.clone()
     })?)
@@ -226,7 +218,9 @@ fn measure_rtt(rtt: &Rtt, interrupted: &AtomicBool) -> anyhow::Result<Value> {
     let failures = Failures::default();
     run::prepare_thread(&settings, 0)?;
     let cold = cold::measure(&settings, &mut pattern, rtt.cold, interrupted, &failures);
-    let mut result = run::run(&settings, interrupted, failures, || Frames(pattern.clone()))?;
+    let mut result = run::run(&settings, interrupted, failures, || {
+        Frames::<false>(pattern.clone())
+    })?;
     result["latency"]["cold"] = cold.to_json(settings.hdr);
     Ok(result)
 }

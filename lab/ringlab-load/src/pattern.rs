@@ -32,6 +32,21 @@ pub(crate) struct Frame {
     pub(crate) sequence: u32,
 }
 
+/// Frames that are to be sent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Unsent {
+    pub(crate) first: Frame,
+    /// How many bytes of the first are sent already.
+    pub(crate) position: usize,
+    pub(crate) count: usize,
+}
+
+/// Where bytes that came differ first from the right ones.
+pub(crate) fn difference(came: &[u8], right: &[u8]) -> usize {
+    let differs = |(came, right): (&u8, &u8)| came != right;
+    came.iter().zip(right).position(differs).unwrap_or(0)
+}
+
 /// A bijection on 64 bits whose results look random (splitmix64's finalizer, by Sebastiano Vigna, in the public domain).
 pub(crate) fn mix(value: u64) -> u64 {
     let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -73,20 +88,19 @@ impl Pattern {
         (header, (mark % VARIANTS as u64) as usize)
     }
 
-    /// Writes `frames` frames, from byte `position` of `first` on, in one call. Returns how many bytes were written.
-    pub(crate) fn write(
-        &mut self,
-        mut to: impl Write,
-        first: Frame,
-        position: usize,
-        frames: usize,
-    ) -> io::Result<usize> {
-        if frames == 1 || self.size >= TOGETHER_BYTES {
+    /// Writes frames in one call. Returns how many bytes were written.
+    pub(crate) fn write(&mut self, mut to: impl Write, unsent: Unsent) -> io::Result<usize> {
+        let Unsent {
+            first,
+            position,
+            count,
+        } = unsent;
+        if count == 1 || self.size >= TOGETHER_BYTES {
             return self.with_frame(first, |frame| to.write(&frame[position..]));
         }
         let mut together = std::mem::take(&mut self.together);
         together.clear();
-        let count = frames.min((TOGETHER_BYTES + position).div_ceil(self.size));
+        let count = count.min((TOGETHER_BYTES + position).div_ceil(self.size));
         for index in 0..count as u32 {
             let frame = Frame {
                 sequence: first.sequence.wrapping_add(index),
@@ -136,52 +150,36 @@ impl Pattern {
     fn explain(&mut self, frame: Frame, position: usize, received: &[u8]) -> Failure {
         let size = self.size;
         let (at, expected) = self.with_frame(frame, |right| {
-            let right = &right[position..];
-            let at = received
-                .iter()
-                .zip(right)
-                .position(|(came, sent)| came != sent)
-                .unwrap_or(0);
-            (at, right[at])
+            let at = difference(received, &right[position..]);
+            (at, right[position + at])
         });
-        let came = if position == 0 {
-            self.recognize(received)
-        } else {
-            None
-        };
-        let came = came.map_or_else(String::new, |other| {
-            format!(
+        let came = match self.recognize(received) {
+            Some(other) if position == 0 => format!(
                 "; what came begins as message {} of connection {}",
                 other.sequence, other.connection
-            )
-        });
-        Failure::new(
-            Kind::Mismatch,
-            format!(
-                "wrong echo on connection {}, message {}: byte {} of {size} is 0x{:02x}, 0x{expected:02x} was sent{came}",
-                frame.connection,
-                frame.sequence,
-                position + at,
-                received[at],
             ),
-        )
+            _ => String::new(),
+        };
+        let words = format!(
+            "wrong echo on connection {}, message {}: byte {} of {size} is 0x{:02x}, 0x{expected:02x} was sent{came}",
+            frame.connection,
+            frame.sequence,
+            position + at,
+            received[at],
+        );
+        Failure::new(Kind::Mismatch, words)
     }
 
     /// The frame that received bytes begin with, if it is one of this run.
     fn recognize(&self, received: &[u8]) -> Option<Frame> {
-        let number = |range| {
-            Some(u32::from_le_bytes(
-                received
-                    .get::<std::ops::Range<usize>>(range)?
-                    .try_into()
-                    .ok()?,
-            ))
-        };
+        let (mark, rest) = received.split_first_chunk()?;
+        let (connection, rest) = rest.split_first_chunk()?;
+        let (sequence, _) = rest.split_first_chunk()?;
         let frame = Frame {
-            connection: number(8..12)?,
-            sequence: number(12..16)?,
+            connection: u32::from_le_bytes(*connection),
+            sequence: u32::from_le_bytes(*sequence),
         };
-        (received[..8] == self.mark(frame).to_le_bytes()).then_some(frame)
+        (u64::from_le_bytes(*mark) == self.mark(frame)).then_some(frame)
     }
 }
 
@@ -256,13 +254,15 @@ mod tests {
             let mut written = Vec::new();
             while written.len() < whole.len() {
                 let (index, position) = (written.len() / size, written.len() % size);
-                let first = frame(2, (u32::MAX - 1).wrapping_add(index as u32));
+                let unsent = Unsent {
+                    first: frame(2, (u32::MAX - 1).wrapping_add(index as u32)),
+                    position,
+                    count: 5 - index,
+                };
                 let before = written.len();
-                let count = pattern
-                    .write(&mut written, first, position, 5 - index)
-                    .unwrap();
-                assert_eq!(written.len(), before + count);
-                assert!(count > 0);
+                let bytes = pattern.write(&mut written, unsent).unwrap();
+                assert_eq!(written.len(), before + bytes);
+                assert!(bytes > 0);
             }
             assert!(written == whole, "frames of {size} bytes");
         }

@@ -16,7 +16,7 @@ use socket2::Socket;
 
 use crate::arguments::Address;
 use crate::endpoint::Endpoint;
-use crate::http::{Progress, parse, shown};
+use crate::http::{parse, shown};
 
 /// The pause between the pieces of a request.
 const BETWEEN_PIECES: Duration = Duration::from_millis(30);
@@ -192,11 +192,14 @@ fn split_answers(received: &[u8], bodies: Bodies) -> (Vec<(u16, usize)>, usize) 
             taken += bytes;
             continue;
         }
-        let Ok(Progress::Whole(whole)) = parse(rest) else {
+        let Ok(Some(answer)) = parse(rest) else {
             break;
         };
-        answers.push((whole.status, whole.body.len()));
-        taken += whole.bytes;
+        let Some(body) = answer.body else {
+            break;
+        };
+        answers.push((answer.status, body.len()));
+        taken += answer.bytes;
     }
     (answers, taken)
 }

@@ -2,11 +2,11 @@
 
 use std::io::{self, Write};
 
-use crate::exchange::{Answer, Exchange, Greeted, Taken};
+use crate::exchange::{Answer, Exchange, Taken};
 use crate::failure::{Failure, Kind};
 use crate::http::shown;
 use crate::link::Link;
-use crate::pattern::{Frame, Pattern, mix};
+use crate::pattern::{Frame, Pattern, Unsent, mix};
 
 /// The example of RFC 6455, section 1.3. A server can't know that the key isn't random.
 const KEY: &str = "dGhlIHNhbXBsZSBub25jZQ==";
@@ -98,11 +98,11 @@ impl Exchange for Messages {
 
     const CONTROL_FRAMES: bool = true;
 
-    fn greeting(&mut self, _: u32) -> &[u8] {
+    fn greeting(&self) -> &[u8] {
         &self.upgrade
     }
 
-    fn greeted(&mut self, _: u32, received: &[u8]) -> Result<Option<Greeted>, Failure> {
+    fn greeted(&self, received: &[u8]) -> Result<Option<&'static [u8]>, Failure> {
         let refused = |why: String| {
             let what = format!("it doesn't speak WebSocket: {why}");
             Failure::new(Kind::Handshake, what)
@@ -125,22 +125,21 @@ impl Exchange for Messages {
             let why = "its Sec-WebSocket-Accept doesn't belong to the key that was sent";
             return Err(refused(why.to_owned()));
         }
-        Ok(Some(Greeted { bytes, reply: &[] }))
+        if bytes < received.len() {
+            let more = received.len() - bytes;
+            let words = format!("{more} bytes came after the answer to the greeting");
+            return Err(Failure::new(Kind::Unexpected, words));
+        }
+        Ok(Some(&[]))
     }
 
     fn request_bytes(&self) -> usize {
         self.header.len() + 4 + self.pattern.size()
     }
 
-    fn send(
-        &mut self,
-        to: &mut Link,
-        first: Frame,
-        position: usize,
-        _: usize,
-    ) -> io::Result<usize> {
-        self.assemble(first);
-        to.write(&self.assembled[position..])
+    fn send(&mut self, to: &mut Link, unsent: Unsent) -> io::Result<usize> {
+        self.assemble(unsent.first);
+        to.write(&self.assembled[unsent.position..])
     }
 
     fn take(
@@ -155,7 +154,10 @@ impl Exchange for Messages {
             partial.control_bytes -= skipped;
             bytes += skipped;
             let Some(&byte) = received.get(bytes) else {
-                return Ok(incomplete(bytes));
+                return Ok(Taken {
+                    bytes,
+                    answer: None,
+                });
             };
             bytes += 1;
             partial.header.push(byte);
@@ -166,14 +168,12 @@ impl Exchange for Messages {
                     partial.header.clear();
                 }
             } else if *header != self.header[..header.len()] {
-                return Err(Failure::new(
-                    Kind::Mismatch,
-                    format!(
-                        "wrong frame: connection {}, message {}: it begins with {header:02x?}, and {:02x?} was expected (a binary \
-                         message in one frame)",
-                        request.connection, request.sequence, self.header
-                    ),
-                ));
+                let words = format!(
+                    "wrong frame: connection {}, message {}: it begins with {header:02x?}, and {:02x?} was expected (a binary \
+                     message in one frame)",
+                    request.connection, request.sequence, self.header
+                );
+                return Err(Failure::new(Kind::Mismatch, words));
             }
         }
         let wanted = self.pattern.size() - partial.payload_bytes;
@@ -181,18 +181,15 @@ impl Exchange for Messages {
         self.pattern
             .check(request, partial.payload_bytes, payload)?;
         bytes += payload.len();
-        if payload.len() < wanted {
-            partial.payload_bytes += payload.len();
-            return Ok(incomplete(bytes));
+        partial.payload_bytes += payload.len();
+        let whole = partial.payload_bytes == self.pattern.size();
+        if whole {
+            partial.header.clear();
+            partial.payload_bytes = 0;
         }
-        partial.header.clear();
-        partial.payload_bytes = 0;
         Ok(Taken {
             bytes,
-            answer: Answer::Complete {
-                last: false,
-                wrong: None,
-            },
+            answer: whole.then(Answer::default),
         })
     }
 
@@ -202,12 +199,5 @@ impl Exchange for Messages {
             let whole = self.header.len() + self.pattern.size();
             format!("{bytes} of {whole} bytes of a frame")
         })
-    }
-}
-
-fn incomplete(bytes: usize) -> Taken {
-    Taken {
-        bytes,
-        answer: Answer::Incomplete,
     }
 }

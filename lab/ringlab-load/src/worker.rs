@@ -2,7 +2,8 @@
 //!
 //! In the closed loop a connection sends its next request when an answer is complete. Both happen at the same instant, so the
 //! clock is read once for both. In the open loop requests have intended instants, evenly distributed over time and connections. A
-//! request waits while its connection is busy, and its latency counts from the intended instant.
+//! request waits while its connection is busy, and its latency counts from the intended instant. With --churn a request begins when
+//! its connection is opened. With --idle each connection sends one when it is open, and no others.
 //!
 //! Sockets are edge-triggered, except for streams: each is read once per answer, and a short read means that nothing is left.
 //! A connection is ready for requests after TLS and the protocol's greeting, if it has these.
@@ -16,10 +17,11 @@ use std::time::Duration;
 
 use crate::connection::{Connection, State};
 use crate::control::Control;
-use crate::exchange::{Answer, Exchange, STREAM_WRITE_BYTES, outstanding_limit};
+use crate::exchange::{Exchange, READ_BYTES, STREAM_WRITE_BYTES, outstanding_limit};
 use crate::failure::{Failure, Kind, connect_failure};
-use crate::link::{Link, Received};
+use crate::link::Link;
 use crate::measured::Measured;
+use crate::pattern::Unsent;
 use crate::schedule::Schedule;
 use crate::settings::Settings;
 use crate::shared::{Phase, REST_NS, Shared};
@@ -28,8 +30,6 @@ use crate::system::{
     unacknowledged_bytes,
 };
 
-/// The maximum number of bytes received at once.
-pub(crate) const READ_BYTES: usize = 256 * 1024;
 const EVENTS_PER_TURN: usize = 256;
 /// The minimum time between opening two connections. On the same machine they are established at once, even before the server
 /// accepts them. If its backlog is full, the kernel drops them and tries again only after a second.
@@ -66,6 +66,8 @@ pub(crate) struct Worker<'a, E: Exchange> {
     begun: usize,
     connecting: usize,
     begun_ns: u64,
+    /// How many connections were begun and have nothing to wait for, before any other requests are sent.
+    tried: u64,
     ready: bool,
     drained: bool,
     in_flight: u64,
@@ -109,6 +111,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
             begun: 0,
             connecting: 0,
             begun_ns: 0,
+            tried: 0,
             ready: false,
             drained: false,
             in_flight: 0,
@@ -201,6 +204,11 @@ impl<'a, E: Exchange> Worker<'a, E> {
         if self.begun == 0 {
             self.begun_ns = now;
         }
+        let tried = self.begun as u64 - self.connecting as u64 - self.in_flight;
+        self.shared
+            .connections_tried
+            .fetch_add(tried - self.tried, Ordering::Relaxed);
+        self.tried = tried;
         while self.begun < self.connections.len() {
             let shortest_ns = u64::from(self.settings.connections) * BETWEEN_CONNECTIONS_NS;
             let ramp_ns = self.settings.ramp_ns.max(shortest_ns);
@@ -215,9 +223,9 @@ impl<'a, E: Exchange> Worker<'a, E> {
                 return;
             }
             self.begun += 1;
-            self.open(self.begun - 1, now_ns());
+            self.open(self.begun - 1);
         }
-        if self.connecting == 0 && !self.ready {
+        if self.connecting == 0 && self.in_flight == 0 && !self.ready {
             self.ready = true;
             self.publish();
             self.shared.threads_ready.fetch_add(1, Ordering::SeqCst);
@@ -225,7 +233,11 @@ impl<'a, E: Exchange> Worker<'a, E> {
     }
 
     /// Begins to open a connection.
-    fn open(&mut self, index: usize, now: u64) {
+    fn open(&mut self, index: usize) {
+        let now = now_ns();
+        if self.settings.churn {
+            self.start_next(index, now);
+        }
         let tls = self.settings.tls.as_ref();
         let connect = || -> io::Result<(Link, bool)> {
             let (socket, address) = self.settings.endpoint.socket()?;
@@ -273,7 +285,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
             connection.state = State::Securing;
         }
         let number = connection.number;
-        match Self::greet_step(&mut self.exchange, connection, buffer) {
+        match Self::greet_step(&self.exchange, connection, buffer) {
             Ok(true) => self.opened(index, now_ns()),
             Ok(false) => {}
             Err(failure) => {
@@ -285,7 +297,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
 
     /// Returns whether the connection is ready for requests.
     fn greet_step(
-        exchange: &mut E,
+        exchange: &E,
         connection: &mut Connection<E::Partial>,
         buffer: &mut [u8],
     ) -> Result<bool, Failure> {
@@ -298,38 +310,30 @@ impl<'a, E: Exchange> Worker<'a, E> {
             Ok(false) => return Ok(false),
             Err(error) => return Err(refused(format!("no TLS: {error}"))),
         }
-        let greeting = exchange.greeting(connection.number);
+        let greeting = exchange.greeting();
         if greeting.is_empty() {
             return Ok(true);
         }
-        let broke = |error: &io::Error| refused(format!("the greeting failed: {error}"));
+        let broke = |error: io::Error| refused(format!("the greeting failed: {error}"));
         if connection.state == State::Securing {
             connection.state = State::Greeting;
-            link.write_all(greeting).map_err(|error| broke(&error))?;
+            link.write_all(greeting).map_err(broke)?;
         }
         loop {
             match link.receive(buffer) {
-                Ok(received) if received.bytes == 0 => {
+                Ok((0, _)) => {
                     return Err(refused(format!(
                         "the server closed it after {} bytes of its answer to the greeting",
                         connection.heard.len()
                     )));
                 }
-                Ok(received) => connection
-                    .heard
-                    .extend_from_slice(&buffer[..received.bytes]),
+                Ok((bytes, _)) => connection.heard.extend_from_slice(&buffer[..bytes]),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) => return Err(broke(&error)),
+                Err(error) => return Err(broke(error)),
             }
-            if let Some(greeted) = exchange.greeted(connection.number, &connection.heard)? {
-                if greeted.bytes < connection.heard.len() {
-                    let more = connection.heard.len() - greeted.bytes;
-                    let words = format!("{more} bytes came after the answer to the greeting");
-                    return Err(Failure::new(Kind::Unexpected, words));
-                }
-                link.write_all(greeted.reply)
-                    .map_err(|error| broke(&error))?;
+            if let Some(reply) = exchange.greeted(&connection.heard)? {
+                link.write_all(reply).map_err(broke)?;
                 connection.heard = Vec::new();
                 return Ok(true);
             }
@@ -351,15 +355,11 @@ impl<'a, E: Exchange> Worker<'a, E> {
         } else {
             connection.opened = true;
             self.measured.opened += 1;
-            self.shared
-                .connections_tried
-                .fetch_add(1, Ordering::Relaxed);
         }
         if !self.sending {
-            self.end_cycle(index, now);
+            self.drop_requests(index, now);
         }
         self.start_all(index, now);
-        self.send(index);
     }
 
     fn not_connected(&mut self, index: usize, error: &io::Error) {
@@ -371,13 +371,8 @@ impl<'a, E: Exchange> Worker<'a, E> {
     fn not_opened(&mut self, index: usize, failure: Failure) {
         let connection = &mut self.connections[index];
         connection.link = None;
-        connection.state = State::Dead;
-        if !connection.opened {
-            self.shared
-                .connections_tried
-                .fetch_add(1, Ordering::Relaxed);
-        }
-        self.end_cycle(index, now_ns());
+        connection.state = State::Closed;
+        self.drop_requests(index, now_ns());
         self.connecting -= 1;
         self.shared.fail(failure);
     }
@@ -409,9 +404,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
         }
         for index in 0..self.connections.len() {
             if self.connections[index].state == State::Open {
-                self.begin_cycle(index, now_ns());
                 self.start_all(index, now_ns());
-                self.send(index);
             }
         }
     }
@@ -449,9 +442,10 @@ impl<'a, E: Exchange> Worker<'a, E> {
         now
     }
 
-    /// Starts as many requests on a connection as are allowed.
+    /// Starts as many requests on a connection as are allowed, and sends them.
     fn start_all(&mut self, index: usize, now: u64) {
         while self.start_next(index, now) {}
+        self.send(index);
     }
 
     /// Starts the next request of a connection, if one more is allowed.
@@ -460,13 +454,12 @@ impl<'a, E: Exchange> Worker<'a, E> {
         let pipeline = self.settings.pipeline;
         let open_loop = self.schedule.is_some();
         let connection = &mut self.connections[index];
-        let wanted = !open_loop || connection.started != connection.due;
-        if !self.sending
-            || self.settings.idle
-            || !wanted
-            || connection.in_flight() >= pipeline
-            || connection.closing
-        {
+        let wanted = if self.settings.idle {
+            connection.started == 0
+        } else {
+            self.sending && (!open_loop || connection.started != connection.due)
+        };
+        if !wanted || connection.in_flight() >= pipeline || connection.closing {
             return false;
         }
         let place = index * pipeline as usize + (connection.started % pipeline) as usize;
@@ -475,28 +468,19 @@ impl<'a, E: Exchange> Worker<'a, E> {
         if E::STREAMING {
             connection.since_ns = now;
         }
-        if !self.settings.churn {
-            self.count_in_flight(now);
-            self.in_flight += 1;
-        }
+        self.count_in_flight(now);
+        self.in_flight += 1;
         true
     }
 
-    /// Begins a cycle: opening a connection, a request, and its answer. The whole cycle counts as in flight.
-    fn begin_cycle(&mut self, index: usize, now: u64) {
-        if self.settings.churn && self.sending {
-            self.connections[index].cycle_ns = Some(now);
-            self.count_in_flight(now);
-            self.in_flight += 1;
-        }
-    }
-
-    /// Ends a cycle, if there is one, with whatever result.
-    fn end_cycle(&mut self, index: usize, now: u64) {
-        if self.connections[index].cycle_ns.take().is_some() {
-            self.count_in_flight(now);
-            self.in_flight -= 1;
-        }
+    /// Forgets the requests of a connection that have no answer.
+    fn drop_requests(&mut self, index: usize, now: u64) {
+        self.count_in_flight(now);
+        let connection = &mut self.connections[index];
+        self.in_flight -= u64::from(connection.in_flight());
+        connection.started = connection.answered;
+        connection.sent = connection.answered;
+        connection.position = 0;
     }
 
     /// Adds the requests that were in flight since the last change to the integral, as far as that time was in the window.
@@ -514,43 +498,47 @@ impl<'a, E: Exchange> Worker<'a, E> {
         let request_bytes = self.exchange.request_bytes();
         loop {
             let connection = &mut self.connections[index];
-            let unsent = connection.unsent() as usize;
-            if unsent == 0 || connection.state != State::Open {
+            let unsent = Unsent {
+                first: connection.frame(connection.sent),
+                position: connection.position,
+                count: connection.unsent() as usize,
+            };
+            if unsent.count == 0 || connection.state != State::Open {
                 return;
             }
-            let first = connection.frame(connection.sent);
             let Some(link) = &mut connection.link else {
                 return;
             };
-            match self.exchange.send(link, first, connection.position, unsent) {
+            match self.exchange.send(link, unsent) {
                 Ok(bytes) => {
-                    if self.shared.phase() == Phase::Window {
+                    let counting = self.shared.phase() == Phase::Window;
+                    if counting {
                         self.measured.bytes_out += bytes as u64;
                         self.measured.writes += 1;
                     }
                     let sent = connection.position + bytes;
                     connection.position = sent % request_bytes;
+                    if !E::STREAMING {
+                        connection.sent =
+                            connection.sent.wrapping_add((sent / request_bytes) as u32);
+                        continue;
+                    }
+                    let before = connection.outstanding;
+                    let outstanding = before + bytes as u64;
+                    connection.outstanding = outstanding;
                     if E::ONE_WAY {
-                        if self.shared.phase() == Phase::Window {
+                        if counting {
                             let messages = |bytes: u64| bytes / request_bytes as u64;
-                            self.completed += messages(connection.outstanding + bytes as u64)
-                                - messages(connection.outstanding);
-                        }
-                        connection.outstanding += bytes as u64;
-                        return;
-                    }
-                    if E::STREAMING {
-                        connection.outstanding += bytes as u64;
-                        let outstanding = connection.outstanding;
-                        self.measured.outstanding_max =
-                            self.measured.outstanding_max.max(outstanding);
-                        if outstanding + STREAM_WRITE_BYTES as u64 > self.outstanding_limit {
-                            self.measured.held_back += 1;
-                            self.stop_stream(index);
+                            self.completed += messages(outstanding) - messages(before);
                         }
                         return;
                     }
-                    connection.sent = connection.sent.wrapping_add((sent / request_bytes) as u32);
+                    self.measured.outstanding_max = self.measured.outstanding_max.max(outstanding);
+                    if outstanding + STREAM_WRITE_BYTES as u64 > self.outstanding_limit {
+                        self.measured.held_back += 1;
+                        self.hold_stream(index, true);
+                    }
+                    return;
                 }
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock => return,
@@ -560,18 +548,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
                         connection.broken = true;
                         return;
                     }
-                    io::ErrorKind::ConnectionRefused => {
-                        let endpoint = &self.settings.endpoint;
-                        let failure = connect_failure(first.connection, endpoint, &error);
-                        return self.fail(index, failure);
-                    }
-                    _ => {
-                        let failure = Failure::new(
-                            Kind::Other,
-                            format!("sending on connection {} failed: {error}", first.connection),
-                        );
-                        return self.fail(index, failure);
-                    }
+                    _ => return self.ended(index, Some(&error)),
                 },
             }
         }
@@ -590,20 +567,24 @@ impl<'a, E: Exchange> Worker<'a, E> {
         }
     }
 
-    /// Stops sending on a stream.
+    /// Stops sending on a stream, or resumes it. It is level-triggered, so an event that is not handled would repeat at once.
     #[cold]
-    fn stop_stream(&mut self, index: usize) {
+    fn hold_stream(&mut self, index: usize, held: bool) {
         let connection = &mut self.connections[index];
-        connection.sent = connection.started;
-        self.watch_stream(index, READABLE | ENDED);
-    }
-
-    /// Resumes sending on a stream.
-    #[cold]
-    fn resume_stream(&mut self, index: usize) {
-        let connection = &mut self.connections[index];
-        connection.sent = connection.answered;
-        self.watch_stream(index, READABLE | WRITABLE | ENDED);
+        let (sent, events) = if held {
+            (connection.started, READABLE | ENDED)
+        } else {
+            (connection.answered, READABLE | WRITABLE | ENDED)
+        };
+        connection.sent = sent;
+        let Some(link) = &connection.link else {
+            return;
+        };
+        if let Err(error) = self.epoll.change(link.socket(), events, index as u64) {
+            let number = connection.number;
+            let words = format!("connection {number} can't be watched: {error}");
+            self.fail(index, Failure::new(Kind::Other, words));
+        }
     }
 
     /// How many bytes of a stream the server's kernel has acknowledged. 0 if the connection is gone.
@@ -644,7 +625,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
             if self.connections[index].state != State::Open {
                 continue;
             }
-            self.stop_stream(index);
+            self.hold_stream(index, true);
             let connection = &mut self.connections[index];
             connection.since_ns = now;
             if let Some(link) = &connection.link
@@ -653,31 +634,6 @@ impl<'a, E: Exchange> Worker<'a, E> {
                 // The socket's event brings the reason.
                 connection.broken = true;
             }
-        }
-    }
-
-    /// Lets a stream go that the server has counted.
-    #[cold]
-    fn end_counted(&mut self, index: usize, now: u64) {
-        self.count_in_flight(now);
-        self.in_flight -= 1;
-        let connection = &mut self.connections[index];
-        connection.answered = connection.started;
-        connection.sent = connection.started;
-        connection.link = None;
-        self.measured.counted += connection.outstanding;
-    }
-
-    /// Changes the events of a stream. It is level-triggered, so an event that is not handled would repeat at once.
-    fn watch_stream(&mut self, index: usize, events: u32) {
-        let connection = &self.connections[index];
-        let Some(link) = &connection.link else {
-            return;
-        };
-        if let Err(error) = self.epoll.change(link.socket(), events, index as u64) {
-            let number = connection.number;
-            let words = format!("connection {number} can't be watched: {error}");
-            self.fail(index, Failure::new(Kind::Other, words));
         }
     }
 
@@ -716,11 +672,11 @@ impl<'a, E: Exchange> Worker<'a, E> {
                 return now;
             };
             match link.receive(buffer) {
-                Ok(Received { bytes: 0, .. }) if !E::DATAGRAMS => {
+                Ok((0, _)) if !E::DATAGRAMS => {
                     self.ended(index, None);
                     return now;
                 }
-                Ok(Received { bytes, more }) => {
+                Ok((bytes, more)) => {
                     now = now_ns();
                     if !self.take(index, &buffer[..bytes], now) {
                         return now;
@@ -757,8 +713,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
             let connection = &mut self.connections[index];
             let nothing_asked = connection.answered == connection.sent && connection.position == 0;
             let unexpected = connection.in_flight() == 0 || (nothing_asked && !E::STREAMING);
-            // What comes late may be a datagram that was given up.
-            if unexpected && !E::CONTROL_FRAMES && !E::DATAGRAMS {
+            if unexpected && !E::CONTROL_FRAMES {
                 let failure = unasked(connection.number, connection.answered, rest.len());
                 self.fail(index, failure);
                 return false;
@@ -773,26 +728,25 @@ impl<'a, E: Exchange> Worker<'a, E> {
             };
             rest = &rest[taken.bytes..];
             if E::ONE_WAY {
-                if matches!(taken.answer, Answer::Complete { .. }) {
-                    self.end_counted(index, now);
-                    return false;
+                if taken.answer.is_none() {
+                    continue;
                 }
-                continue;
+                self.measured.counted += connection.outstanding;
+                connection.link = None;
+                self.drop_requests(index, now);
+                return false;
             }
             if E::STREAMING {
-                if taken.bytes as u64 > connection.outstanding {
-                    let failure = Failure::new(
-                        Kind::Unexpected,
-                        format!(
-                            "connection {} brought {} bytes more than were sent on it",
-                            connection.number,
-                            taken.bytes as u64 - connection.outstanding
-                        ),
+                let Some(left) = connection.outstanding.checked_sub(taken.bytes as u64) else {
+                    let words = format!(
+                        "connection {} brought {} bytes more than were sent on it",
+                        connection.number,
+                        taken.bytes as u64 - connection.outstanding
                     );
-                    self.fail(index, failure);
+                    self.fail(index, Failure::new(Kind::Unexpected, words));
                     return false;
-                }
-                connection.outstanding -= taken.bytes as u64;
+                };
+                connection.outstanding = left;
                 connection.since_ns = now;
                 if counting {
                     let message_bytes = self.exchange.request_bytes() as u64;
@@ -800,81 +754,48 @@ impl<'a, E: Exchange> Worker<'a, E> {
                     connection.operations += taken.bytes as u64;
                     self.completed += connection.operations / message_bytes - before;
                 }
-                if !self.sending {
-                    self.end_stream(index);
-                } else if connection.unsent() == 0
-                    && connection.outstanding <= self.outstanding_limit / 2
-                {
-                    self.resume_stream(index);
+                if self.sending && connection.unsent() == 0 && left <= self.outstanding_limit / 2 {
+                    self.hold_stream(index, false);
+                } else if !self.sending && left == 0 {
+                    self.drop_requests(index, now);
                 }
                 continue;
             }
-            if matches!(taken.answer, Answer::Late) {
-                let words = format!(
-                    "a lost datagram of connection {} came late",
-                    connection.number
-                );
-                self.shared.fail(Failure::new(Kind::Late, words));
-                continue;
-            }
-            let Answer::Complete { last, wrong } = taken.answer else {
+            let Some(answer) = taken.answer else {
                 continue;
             };
-            if last && !connection.closing {
+            if answer.last && !connection.closing {
                 connection.closing = true;
                 connection.since_ns = now;
             }
-            let right = wrong.is_none();
-            if let Some(failure) = wrong {
+            if connection.answered == connection.sent {
+                let words = format!(
+                    "connection {}: message {} was answered before it was sent completely",
+                    connection.number, connection.answered
+                );
+                self.fail(index, Failure::new(Kind::Unexpected, words));
+                return false;
+            }
+            let right = answer.wrong.is_none();
+            if let Some(failure) = answer.wrong {
                 self.shared.fail(failure);
             }
-            let connection = &mut self.connections[index];
-            if connection.answered == connection.sent {
-                let failure = Failure::new(
-                    Kind::Unexpected,
-                    format!(
-                        "connection {}: message {} was answered before it was sent completely",
-                        connection.number, connection.answered
-                    ),
-                );
-                self.fail(index, failure);
-                return false;
-            }
-            if self.settings.churn {
-                self.complete_cycle(index, now, counting && right, rest.len());
-                return false;
-            }
             self.complete(index, now, counting, right);
+            if !self.settings.churn {
+                self.start_next(index, now);
+            }
+        }
+        if self.settings.churn && self.connections[index].in_flight() == 0 {
+            if self.sending {
+                self.reopen(index);
+            } else {
+                let connection = &mut self.connections[index];
+                connection.link = None;
+                connection.closing = false;
+            }
+            return false;
         }
         true
-    }
-
-    /// Completes the cycle of a connection, and begins the next one on a new connection in its place. `more` bytes came after the
-    /// answer, and none may.
-    fn complete_cycle(&mut self, index: usize, now: u64, counts: bool, more: usize) {
-        let connection = &mut self.connections[index];
-        if more > 0 {
-            let words = format!(
-                "{more} bytes came on connection {} after the answer to its only message",
-                connection.number
-            );
-            self.fail(index, Failure::new(Kind::Unexpected, words));
-            return;
-        }
-        connection.answered = connection.answered.wrapping_add(1);
-        if counts {
-            connection.operations += 1;
-            self.completed += 1;
-            if let Some(cycle_ns) = connection.cycle_ns {
-                self.measured.service.record(now - cycle_ns);
-            }
-        }
-        self.end_cycle(index, now);
-        if self.sending {
-            self.reopen(index);
-        } else {
-            self.connections[index].closing = false;
-        }
     }
 
     /// Completes the oldest request of a connection.
@@ -911,10 +832,10 @@ impl<'a, E: Exchange> Worker<'a, E> {
         }
         self.count_in_flight(now);
         self.in_flight -= 1;
-        self.start_next(index, now);
     }
 
-    /// Gives up the datagram that is in flight on a connection, and goes on with the next one.
+    /// Gives up the datagram that is in flight on a connection, and goes on with the next one, on a new socket: its echo may still
+    /// come to the old one.
     #[cold]
     fn lose(&mut self, index: usize, now: u64) {
         let connection = &mut self.connections[index];
@@ -923,9 +844,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
             0 => "no answer came to",
             _ => "no room was in the socket for",
         };
-        self.exchange.lose(lost, &mut connection.partial);
         connection.answered = connection.answered.wrapping_add(1);
-        connection.sent = connection.answered;
         self.count_in_flight(now);
         self.in_flight -= 1;
         if let Some(schedule) = &self.schedule {
@@ -943,26 +862,20 @@ impl<'a, E: Exchange> Worker<'a, E> {
             self.settings.timeout_ns as f64 / 1e9
         );
         self.shared.fail(Failure::new(Kind::Lost, words));
-        self.start_next(index, now);
-        self.send(index);
+        self.reopen(index);
     }
 
     /// Handles a connection that the server has closed, or that broke.
     #[cold]
     fn ended(&mut self, index: usize, error: Option<&io::Error>) {
         let connection = &mut self.connections[index];
-        let idle =
-            connection.in_flight() == 0 && self.exchange.describe(&connection.partial).is_none();
-        let between = idle && error.is_none() && connection.answered != connection.answered_before;
+        let progress = self.exchange.describe(&connection.partial);
+        let unasked = connection.in_flight() == 0 && progress.is_none();
+        let between =
+            unasked && error.is_none() && connection.answered != connection.answered_before;
         // A server that has announced the end may reset the connection, because it leaves later requests unread.
-        if E::RECONNECTS && (connection.closing || between) {
-            if self.settings.churn && !self.sending {
-                // It has had its only answer, and the load ends before another connection could have one.
-                connection.link = None;
-            } else {
-                self.reopen(index);
-            }
-            return;
+        if E::RECONNECTS && !self.settings.idle && (connection.closing || between) {
+            return self.reopen(index);
         }
         let number = connection.number;
         if let Some(error) = error
@@ -972,33 +885,24 @@ impl<'a, E: Exchange> Worker<'a, E> {
             let failure = connect_failure(number, &self.settings.endpoint, error);
             return self.fail(index, failure);
         }
-        let reset = connection.broken
-            || error.is_some_and(|error| {
-                matches!(error.raw_os_error(), Some(libc::ECONNRESET | libc::EPIPE))
-            });
-        let (how, kind) = match error {
+        let code = error.and_then(io::Error::raw_os_error);
+        let reset = connection.broken || matches!(code, Some(libc::ECONNRESET | libc::EPIPE));
+        let (how, mut kind) = match error {
             _ if reset => ("the server reset".to_owned(), Kind::Reset),
             None => ("the server closed".to_owned(), Kind::Closed),
             Some(error) => (format!("an error ({error}) broke"), Kind::Other),
         };
         let answered = connection.answered;
-        let failure = match self.exchange.describe(&connection.partial) {
-            _ if idle => Failure::new(
-                kind,
-                format!("{how} connection {number} with nothing to answer"),
-            ),
-            Some(progress) => Failure::new(
-                Kind::HalfAnswer,
-                format!(
-                    "{how} connection {number} after {progress}, in answer to message {answered}"
-                ),
-            ),
-            None => Failure::new(
-                kind,
-                format!("{how} connection {number} without an answer to message {answered}"),
-            ),
+        let when = match progress {
+            _ if unasked => "with nothing to answer".to_owned(),
+            Some(progress) => {
+                kind = Kind::HalfAnswer;
+                format!("after {progress}, in answer to message {answered}")
+            }
+            None => format!("without an answer to message {answered}"),
         };
-        self.fail(index, failure);
+        let words = format!("{how} connection {number} {when}");
+        self.fail(index, Failure::new(kind, words));
     }
 
     /// Opens a connection again that was closed in order.
@@ -1008,32 +912,21 @@ impl<'a, E: Exchange> Worker<'a, E> {
         connection.closing = false;
         connection.broken = false;
         connection.partial = E::Partial::default();
-        let now = now_ns();
-        self.begin_cycle(index, now);
-        self.open(index, now);
+        self.open(index);
     }
 
     /// Reports a failure and gives up its connection.
     #[cold]
     fn fail(&mut self, index: usize, failure: Failure) {
         self.forget(index);
-        self.connections[index].state = State::Dead;
+        self.connections[index].state = State::Closed;
         self.shared.fail(failure);
     }
 
     /// Closes an open connection. Its requests are no longer in flight.
     fn forget(&mut self, index: usize) {
-        let now = now_ns();
-        self.count_in_flight(now);
-        self.end_cycle(index, now);
-        let connection = &mut self.connections[index];
-        if !self.settings.churn {
-            self.in_flight -= u64::from(connection.in_flight());
-        }
-        connection.started = connection.answered;
-        connection.sent = connection.answered;
-        connection.position = 0;
-        connection.link = None;
+        self.drop_requests(index, now_ns());
+        self.connections[index].link = None;
         self.measured.alive -= 1;
     }
 
@@ -1052,68 +945,48 @@ impl<'a, E: Exchange> Worker<'a, E> {
                     connection.since_ns = now;
                 }
             }
+            let waiting = connection.in_flight() > 0;
+            let since_ns = match connection.state {
+                State::Closed => continue,
+                State::Open if !waiting && !connection.closing => continue,
+                State::Open if waiting && !E::STREAMING => {
+                    let pipeline = self.settings.pipeline;
+                    let oldest = (connection.answered % pipeline) as usize;
+                    self.starts_ns[index * pipeline as usize + oldest]
+                }
+                _ => connection.since_ns,
+            };
+            if now.saturating_sub(since_ns) <= timeout_ns {
+                continue;
+            }
+            let (number, seconds) = (connection.number, timeout_ns as f64 / 1e9);
             match connection.state {
-                State::Connecting if now.saturating_sub(connection.since_ns) > timeout_ns => {
+                State::Connecting => {
                     let error = io::Error::from_raw_os_error(libc::ETIMEDOUT);
                     self.not_connected(index, &error);
                 }
-                State::Securing | State::Greeting
-                    if now.saturating_sub(connection.since_ns) > timeout_ns =>
-                {
-                    let failure = Failure::new(
-                        Kind::Handshake,
+                State::Open if E::DATAGRAMS => self.lose(index, now),
+                State::Open => {
+                    let words = if waiting {
+                        let progress = self.exchange.describe(&connection.partial);
                         format!(
-                            "connection {}: no answer to the greeting within {} s",
-                            connection.number,
-                            timeout_ns as f64 / 1e9
-                        ),
-                    );
-                    self.not_opened(index, failure);
-                }
-                State::Open if connection.in_flight() > 0 => {
-                    let oldest = index * self.settings.pipeline as usize
-                        + (connection.answered % self.settings.pipeline) as usize;
-                    let since_ns = if E::STREAMING {
-                        connection.since_ns
+                            "no whole answer to message {} on connection {number} within {seconds} s; {} came",
+                            connection.answered,
+                            progress.unwrap_or_else(|| "nothing".to_owned())
+                        )
                     } else {
-                        self.starts_ns[oldest]
-                    };
-                    if now.saturating_sub(since_ns) > timeout_ns {
-                        if E::DATAGRAMS {
-                            self.lose(index, now);
-                            continue;
-                        }
-                        let progress = self
-                            .exchange
-                            .describe(&connection.partial)
-                            .unwrap_or_else(|| "nothing".to_owned());
-                        let failure = Failure::new(
-                            Kind::Timeout,
-                            format!(
-                                "no whole answer to message {} on connection {} within {} s; {progress} came",
-                                connection.answered,
-                                connection.number,
-                                timeout_ns as f64 / 1e9
-                            ),
-                        );
-                        self.fail(index, failure);
-                    }
-                }
-                State::Open
-                    if connection.closing
-                        && now.saturating_sub(connection.since_ns) > timeout_ns =>
-                {
-                    let failure = Failure::new(
-                        Kind::Timeout,
                         format!(
-                            "the server said that it closes connection {}, and didn't within {} s",
-                            connection.number,
-                            timeout_ns as f64 / 1e9
-                        ),
-                    );
-                    self.fail(index, failure);
+                            "the server said that it closes connection {number}, and didn't within {seconds} s"
+                        )
+                    };
+                    self.fail(index, Failure::new(Kind::Timeout, words));
                 }
-                _ => {}
+                _ => {
+                    let words = format!(
+                        "connection {number}: no answer to the greeting within {seconds} s"
+                    );
+                    self.not_opened(index, Failure::new(Kind::Handshake, words));
+                }
             }
         }
     }
@@ -1131,8 +1004,10 @@ impl<'a, E: Exchange> Worker<'a, E> {
                 self.end_sending(now_ns());
             } else if E::STREAMING {
                 for index in 0..self.connections.len() {
-                    self.stop_stream(index);
-                    self.end_stream(index);
+                    self.hold_stream(index, true);
+                    if self.connections[index].outstanding == 0 {
+                        self.drop_requests(index, now_ns());
+                    }
                 }
             }
         }
@@ -1145,16 +1020,6 @@ impl<'a, E: Exchange> Worker<'a, E> {
         {
             self.drained = true;
             self.shared.threads_drained.fetch_add(1, Ordering::SeqCst);
-        }
-    }
-
-    /// Ends a stream when everything has come back.
-    fn end_stream(&mut self, index: usize) {
-        let connection = &mut self.connections[index];
-        if connection.outstanding == 0 && connection.in_flight() > 0 {
-            connection.answered = connection.started;
-            connection.sent = connection.started;
-            self.in_flight -= 1;
         }
     }
 
