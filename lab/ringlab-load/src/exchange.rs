@@ -45,8 +45,8 @@ pub(crate) trait Exchange {
     /// Sends requests, all or some of them. Returns how many bytes the socket took.
     fn send(&mut self, to: &mut Link, unsent: Unsent) -> io::Result<usize>;
 
-    /// Ends a stream, if that is what the server waits for.
-    fn end(&mut self, _to: &Link, _connection: u32) -> io::Result<()> {
+    /// Ends a stream of which `sent` bytes were sent, if that is what the server waits for.
+    fn end(&self, _to: &Link, _partial: &mut Self::Partial, _sent: u64) -> io::Result<()> {
         Ok(())
     }
 
@@ -113,9 +113,7 @@ impl<const DATAGRAMS: bool> Exchange for Frames<DATAGRAMS> {
         let wanted = self.0.size() - *partial;
         if DATAGRAMS && received.len() != wanted {
             let words = format!(
-                "wrong echo on connection {}, message {}: a datagram of {} bytes came, and {wanted} were sent",
-                request.connection,
-                request.sequence,
+                "wrong echo on {request}: a datagram of {} bytes came, and {wanted} were sent",
                 received.len()
             );
             return Err(Failure::new(Kind::Mismatch, words));
@@ -223,68 +221,50 @@ const COUNT_BYTES_MAX: usize = 21;
 /// Endless streams of one message that the server reads and throws away. After the end of a stream it answers with the number of
 /// bytes that it has received on the connection, in decimal digits and with a line feed. So it can't have left any of them in a buffer.
 #[derive(Clone, Debug)]
-pub(crate) struct Discarded {
-    stream: Stream,
-    /// By the number of the connection: how many bytes were sent on it, and whether that was all.
-    sent: Vec<(u64, bool)>,
-}
-
-impl Discarded {
-    /// Streams of this message, which is not empty, one on each of `connections`.
-    pub(crate) fn new(message: &[u8], connections: u32) -> Self {
-        Self {
-            stream: Stream::new(message),
-            sent: vec![(0, false); connections as usize],
-        }
-    }
-}
+pub(crate) struct Discarded(pub(crate) Stream);
 
 impl Exchange for Discarded {
-    /// The digits of the count that have come.
-    type Partial = Vec<u8>;
+    /// How many bytes were sent, if that was all, and what has come of the server's count.
+    type Partial = (Option<u64>, Vec<u8>);
 
     const STREAMING: bool = true;
     const ONE_WAY: bool = true;
 
     fn request_bytes(&self) -> usize {
-        self.stream.request_bytes()
+        self.0.request_bytes()
     }
 
     fn send(&mut self, to: &mut Link, unsent: Unsent) -> io::Result<usize> {
-        let bytes = self.stream.send(to, unsent)?;
-        self.sent[unsent.first.connection as usize].0 += bytes as u64;
-        Ok(bytes)
+        self.0.send(to, unsent)
     }
 
-    fn end(&mut self, to: &Link, connection: u32) -> io::Result<()> {
-        self.sent[connection as usize].1 = true;
+    fn end(&self, to: &Link, (all, _): &mut Self::Partial, sent: u64) -> io::Result<()> {
+        *all = Some(sent);
         to.socket().shutdown(Shutdown::Write)
     }
 
     fn take(
         &mut self,
         request: Frame,
-        partial: &mut Vec<u8>,
+        (sent, count): &mut Self::Partial,
         received: &[u8],
     ) -> Result<Taken, Failure> {
-        let connection = request.connection;
-        let (sent, ended) = self.sent[connection as usize];
-        let bytes = received.len();
-        if !ended {
+        let (connection, bytes) = (request.connection, received.len());
+        let Some(sent) = sent else {
             let words = format!(
                 "{bytes} bytes came on connection {connection} before the end of its stream"
             );
             return Err(Failure::new(Kind::Unexpected, words));
-        }
-        partial.extend_from_slice(received);
-        if !partial.contains(&b'\n') && partial.len() < COUNT_BYTES_MAX {
+        };
+        count.extend_from_slice(received);
+        if !count.contains(&b'\n') && count.len() < COUNT_BYTES_MAX {
             return Ok(Taken {
                 bytes,
                 answer: None,
             });
         }
-        if *partial != format!("{sent}\n").as_bytes() {
-            let shown = &partial[..partial.len().min(2 * COUNT_BYTES_MAX)];
+        if *count != format!("{sent}\n").as_bytes() {
+            let shown = &count[..count.len().min(2 * COUNT_BYTES_MAX)];
             let words = format!(
                 "wrong count on connection {connection}: the server says that it has received \"{}\" bytes, and {sent} were sent",
                 shown.trim_ascii_end().escape_ascii(),
@@ -297,10 +277,7 @@ impl Exchange for Discarded {
         })
     }
 
-    fn describe(&self, partial: &Vec<u8>) -> Option<String> {
-        Some(format!(
-            "{} bytes of the count of its stream",
-            partial.len()
-        ))
+    fn describe(&self, (_, count): &Self::Partial) -> Option<String> {
+        Some(format!("{} bytes of the count of its stream", count.len()))
     }
 }

@@ -4,7 +4,7 @@
 //! parsed and correct, and compares the next ones with it, piece by piece as they come. Only a response that differs is parsed.
 
 use std::borrow::Cow;
-use std::fmt::Write as _;
+use std::fmt::{Display, Write as _};
 use std::io::{self, Write};
 use std::sync::Arc;
 
@@ -50,43 +50,38 @@ impl Default for Expected {
 
 impl Expected {
     /// Compares a whole body. `place` says where it came.
-    pub(crate) fn check_body(
-        &self,
-        place: impl Fn() -> String,
-        body: &[u8],
-    ) -> Result<(), Failure> {
+    pub(crate) fn check_body(&self, place: &dyn Display, body: &[u8]) -> Result<(), Failure> {
         let part = &self.part;
-        let words = if !part.is_empty() && !body.windows(part.len()).any(|bytes| bytes == part) {
-            format!("{} doesn't contain {}", shown(body), shown(part))
-        } else {
-            match &self.body {
-                Some(right) if right.len() != body.len() => {
-                    wrong_length(body.len(), &format!(": {}", shown(body)), right)
-                }
-                Some(right) if right != body => {
-                    // What differs may be far behind what is shown of a long body.
-                    let (mut at, mut where_it_differs) = (0, String::new());
-                    if body.len() > SHOWN_BYTES {
-                        at = difference(body, right);
-                        where_it_differs = format!(" at byte {at}");
-                    }
-                    format!(
-                        "{} came{where_it_differs}, and {} was expected ({ADVICE})",
-                        shown(&body[at..]),
-                        shown(&right[at..])
-                    )
-                }
-                _ => return Ok(()),
+        let words = match &self.body {
+            _ if !part.is_empty() && !body.windows(part.len()).any(|bytes| bytes == part) => {
+                format!("{} doesn't contain {}", shown(body), shown(part))
             }
+            Some(right) if right.len() != body.len() => {
+                wrong_length(body.len(), &format!(": {}", shown(body)), right)
+            }
+            Some(right) if right != body => {
+                // What differs may be far behind what is shown of a long body.
+                let (mut at, mut begin) = (0, String::new());
+                if body.len() > SHOWN_BYTES {
+                    at = difference(body, right);
+                    begin = format!(" at byte {at}");
+                }
+                format!(
+                    "{} came{begin}, and {} was expected ({ADVICE})",
+                    shown(&body[at..]),
+                    shown(&right[at..])
+                )
+            }
+            _ => return Ok(()),
         };
-        let words = format!("wrong body: {}: {words}", place());
+        let words = format!("wrong body: {place}: {words}");
         Err(Failure::new(Kind::Mismatch, words))
     }
 }
 
 const ADVICE: &str = "--body sets the expected one, --any-body accepts any";
 
-/// What is wrong with a body of another length than expected; `came` shows it, if it is there.
+/// A description of a body of another length than expected; `came` shows it, if it is there.
 fn wrong_length(length: usize, came: &str, right: &[u8]) -> String {
     format!(
         "it has {length} bytes{came}, and {} were expected: {} ({ADVICE})",
@@ -154,16 +149,9 @@ impl Requests {
 
     /// Examines a response that may be incomplete. Returns its length, and what it is worth, if it is whole.
     fn judge(&self, request: Frame, response: &[u8]) -> Result<Option<(usize, Answer)>, Failure> {
-        let place = || {
-            format!(
-                "connection {}, request {}",
-                request.connection, request.sequence
-            )
-        };
         let parsed = parse(response).map_err(|problem| {
             let words = format!(
-                "not an HTTP response: {}: {problem}; it begins with {}",
-                place(),
+                "not an HTTP response: {request}: {problem}; it begins with {}",
                 shown(response)
             );
             Failure::new(Kind::Malformed, words)
@@ -177,22 +165,21 @@ impl Requests {
             return match (&self.expected.body, parsed.announced) {
                 (Some(right), Some(length)) if right_status && right.len() != length => {
                     let words = wrong_length(length, "", right);
-                    let words = format!("wrong body: {}: {words}", place());
+                    let words = format!("wrong body: {request}: {words}");
                     Err(Failure::new(Kind::Mismatch, words))
                 }
                 _ => Ok(None),
             };
         };
         let wrong = if right_status {
-            self.expected.check_body(place, body)?;
+            self.expected.check_body(&request, body)?;
             for (name, value) in &self.expected.fields {
                 let is_it = |field: &httparse::Header<'_>| {
                     field.name.eq_ignore_ascii_case(name) && field.value == value.as_bytes()
                 };
                 if !parsed.fields.iter().any(is_it) {
-                    let place = place();
                     let words = format!(
-                        "wrong head: {place}: it has no '{name}: {value}' (--expect-header)"
+                        "wrong head: {request}: it has no '{name}: {value}' (--expect-header)"
                     );
                     return Err(Failure::new(Kind::Mismatch, words));
                 }
@@ -204,8 +191,7 @@ impl Requests {
                 expected => format!(" instead of {expected}"),
             };
             let words = format!(
-                "{} was answered with status {}{instead}: {}",
-                place(),
+                "{request} was answered with status {}{instead}: {}",
                 parsed.status,
                 shown(response)
             );
@@ -552,7 +538,7 @@ mod tests {
         assert!(
             status
                 .message
-                .contains("connection 1, request 2 was answered with status 503"),
+                .contains("connection 1, message 2 was answered with status 503"),
             "{status}"
         );
 

@@ -8,6 +8,7 @@
 //! The windows for what the server sends are 2 GiB, and are not refilled: that is enough for any run with small bodies.
 
 use std::collections::VecDeque;
+use std::fmt::Display;
 use std::io::{self, Write};
 
 use crate::exchange::{Answer, Exchange, Taken};
@@ -248,13 +249,9 @@ impl Response {
     }
 
     /// Judges the whole response. A failure within means that the connection can go on.
-    fn judge(
-        &self,
-        expected: &Expected,
-        place: impl Fn() -> String,
-    ) -> Result<Option<Failure>, Failure> {
+    fn judge(&self, expected: &Expected, place: &dyn Display) -> Result<Option<Failure>, Failure> {
         if self.right != Some(true) {
-            let words = format!("{} was answered with a status other than 200", place());
+            let words = format!("{place} was answered with a status other than 200");
             return Ok(Some(Failure::new(Kind::Status, words)));
         }
         expected.check_body(place, &self.body)?;
@@ -292,7 +289,7 @@ impl Exchange for Streams {
         if !(settled && acknowledged && whole && bytes == received.len()) {
             return Ok(None);
         }
-        match response.judge(&self.expected, || "its first request".to_owned())? {
+        match response.judge(&self.expected, &"its first request")? {
             Some(failure) => Err(failure),
             None => Ok(Some(SETTINGS_ACK)),
         }
@@ -319,14 +316,8 @@ impl Exchange for Streams {
         partial: &mut Responses,
         received: &[u8],
     ) -> Result<Taken, Failure> {
-        let place = || {
-            format!(
-                "connection {}, request {}",
-                request.connection, request.sequence
-            )
-        };
         let malformed = |problem: String| {
-            let words = format!("not an HTTP/2 response: {}: {problem}", place());
+            let words = format!("not an HTTP/2 response: {request}: {problem}");
             Failure::new(Kind::Malformed, words)
         };
         let (mut taken, mut before, mut held) = (0, 0, Vec::new());
@@ -356,7 +347,7 @@ impl Exchange for Streams {
         }
         drop(held);
         let response = partial.responses.pop_front().unwrap_or_default();
-        let wrong = response.judge(&self.expected, place)?;
+        let wrong = response.judge(&self.expected, &request)?;
         Ok(Taken {
             bytes: taken - before,
             answer: Some(Answer { last: false, wrong }),

@@ -145,12 +145,10 @@ fn measure_echo(echo: &Echo, interrupted: &AtomicBool) -> anyhow::Result<Value> 
 fn measure_discard(discard: &Discard, interrupted: &AtomicBool) -> anyhow::Result<Value> {
     let settings = discard.common.settings(&discard.load, CONNECTIONS, None);
     let message = discard.message.as_bytes();
-    Ok(run::run(
-        &settings,
-        interrupted,
-        Failures::default(),
-        || Discarded::new(message, settings.connections),
-    )?)
+    let failures = Failures::default();
+    Ok(run::run(&settings, interrupted, failures, || {
+        Discarded(Stream::new(message))
+    })?)
 }
 
 fn measure_http(http: &Http, interrupted: &AtomicBool) -> anyhow::Result<Value> {

@@ -5,6 +5,7 @@
 //! of a fixed sequence of random bytes, chosen by the mark. So successive frames differ everywhere, and a frame costs no more
 //! than writing 16 bytes. Frames shorter than 16 bytes consist of the beginning of the header.
 
+use std::fmt;
 use std::io::{self, Write};
 
 use crate::failure::{Failure, Kind};
@@ -30,6 +31,16 @@ pub(crate) struct Pattern {
 pub(crate) struct Frame {
     pub(crate) connection: u32,
     pub(crate) sequence: u32,
+}
+
+impl fmt::Display for Frame {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            connection,
+            sequence,
+        } = self;
+        write!(formatter, "connection {connection}, message {sequence}")
+    }
 }
 
 /// Frames that are to be sent.
@@ -161,9 +172,7 @@ impl Pattern {
             _ => String::new(),
         };
         let words = format!(
-            "wrong echo on connection {}, message {}: byte {} of {size} is 0x{:02x}, 0x{expected:02x} was sent{came}",
-            frame.connection,
-            frame.sequence,
+            "wrong echo on {frame}: byte {} of {size} is 0x{:02x}, 0x{expected:02x} was sent{came}",
             position + at,
             received[at],
         );

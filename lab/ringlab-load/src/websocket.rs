@@ -169,9 +169,8 @@ impl Exchange for Messages {
                 }
             } else if *header != self.header[..header.len()] {
                 let words = format!(
-                    "wrong frame: connection {}, message {}: it begins with {header:02x?}, and {:02x?} was expected (a binary \
-                     message in one frame)",
-                    request.connection, request.sequence, self.header
+                    "wrong frame: {request}: it begins with {header:02x?}, and {:02x?} was expected (a binary message in one frame)",
+                    self.header
                 );
                 return Err(Failure::new(Kind::Mismatch, words));
             }

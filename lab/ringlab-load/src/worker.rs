@@ -629,7 +629,9 @@ impl<'a, E: Exchange> Worker<'a, E> {
             let connection = &mut self.connections[index];
             connection.since_ns = now;
             if let Some(link) = &connection.link
-                && self.exchange.end(link, connection.number).is_err()
+                && (self.exchange)
+                    .end(link, &mut connection.partial, connection.outstanding)
+                    .is_err()
             {
                 // The socket's event brings the reason.
                 connection.broken = true;
@@ -714,8 +716,16 @@ impl<'a, E: Exchange> Worker<'a, E> {
             let nothing_asked = connection.answered == connection.sent && connection.position == 0;
             let unexpected = connection.in_flight() == 0 || (nothing_asked && !E::STREAMING);
             if unexpected && !E::CONTROL_FRAMES {
-                let failure = unasked(connection.number, connection.answered, rest.len());
-                self.fail(index, failure);
+                let when = match connection.answered.checked_sub(1) {
+                    Some(last) => format!("after the answer to its message {last}"),
+                    None => "before its first message was sent".to_owned(),
+                };
+                let words = format!(
+                    "{} bytes came on connection {} {when}, which nobody asked for",
+                    rest.len(),
+                    connection.number
+                );
+                self.fail(index, Failure::new(Kind::Unexpected, words));
                 return false;
             }
             let request = connection.frame(connection.answered);
@@ -769,10 +779,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
                 connection.since_ns = now;
             }
             if connection.answered == connection.sent {
-                let words = format!(
-                    "connection {}: message {} was answered before it was sent completely",
-                    connection.number, connection.answered
-                );
+                let words = format!("{request} was answered before it was sent completely");
                 self.fail(index, Failure::new(Kind::Unexpected, words));
                 return false;
             }
@@ -1062,15 +1069,4 @@ impl<'a, E: Exchange> Worker<'a, E> {
             .collect();
         self.measured
     }
-}
-
-/// The failure of a connection on which bytes came that no message asked for, when `answered` messages had an answer.
-fn unasked(connection: u32, answered: u32, bytes: usize) -> Failure {
-    let when = match answered.checked_sub(1) {
-        Some(last) => format!("after the answer to its message {last}"),
-        None => "before its first message was sent".to_owned(),
-    };
-    let text =
-        format!("{bytes} bytes came on connection {connection} {when}, which nobody asked for");
-    Failure::new(Kind::Unexpected, text)
 }

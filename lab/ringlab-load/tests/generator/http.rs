@@ -228,7 +228,7 @@ fn wrong_statuses_are_counted_and_the_connection_goes_on() {
         &result,
         "status",
         1,
-        "request 5 was answered with status 503",
+        "message 5 was answered with status 503",
     );
     assert!(result["void"].is_null());
     assert_eq!(result["connections"]["alive_at_end"], 5);
