@@ -2,7 +2,8 @@
 # Run a Python program, or the tests of threads, on ringloop with ThreadSanitizer in Python and in the extension.
 # usage: tools/tsan_python.sh PYTHON [ARGUMENT OF PYTHON...]
 #   PYTHON    a CPython configured with --disable-gil --with-thread-sanitizer, 3.14 or later
-# Without further arguments it runs the tests in tests/threads on ringloop's loops; their packages must be importable (PYTHONPATH).
+# Without further arguments it runs the tests in tests/threads on ringloop's loops, which takes hours; the packages that they need must
+# be importable (PYTHONPATH).
 # Reports go to target/tsan-python/report.*, and the last line on stdout counts them. Exits with 1 if a report names the extension,
 # with 77 if something is missing, and otherwise as the program does.
 #
@@ -39,7 +40,7 @@ rm -f "$folder"/package/ringloop/_core.*.so
 cp "$folder/$target/release/lib_core.so" "$folder/package/ringloop/_core$(config EXT_SUFFIX)"
 
 # GCC's runtime library has no names of its own for the functions that the compiler of Rust calls to copy and fill memory.
-if ldd "$python" | grep -q libtsan; then
+if [[ $(ldd "$python") == *libtsan* ]]; then
     cc -O1 -fno-builtin -fPIC -shared -x c -o "$folder/memory.so" - <<'C'
 #include <string.h>
 
