@@ -1,11 +1,11 @@
 //! The command line.
 
-use std::fmt;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use clap::builder::RangedU64ValueParser;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use rustls::pki_types::CertificateDer;
@@ -15,32 +15,26 @@ use socket2::SockAddr;
 
 use crate::endpoint::Endpoint;
 use crate::link;
-use crate::output;
 use crate::settings::Settings;
 use crate::system;
 use crate::windows::Windows;
 
 const VERSION: &str = if cfg!(debug_assertions) {
-    concat!(env!("CARGO_PKG_VERSION"), " (debug), protocol 1")
+    concat!(env!("CARGO_PKG_VERSION"), " (debug)")
 } else {
-    concat!(env!("CARGO_PKG_VERSION"), " (release), protocol 1")
+    concat!(env!("CARGO_PKG_VERSION"), " (release)")
 };
-
-const _: () = assert!(
-    output::SCHEMA_VERSION == 1,
-    "VERSION names the protocol, too"
-);
 
 /// The timeout of the connections that find out on which address of a name a server listens.
 const NAME_TIMEOUT: Duration = Duration::from_secs(1);
 /// The maximum size of a message, in bytes.
-const SIZE_MAX: usize = 256 * 1024 * 1024;
+const SIZE_MAX: u64 = 256 * 1024 * 1024;
 /// The maximum size of a datagram on IPv4, in bytes: 65,535 less the heads of IP and UDP.
 const DATAGRAM_MAX: usize = 65_507;
 /// The maximum size of the message that a stream repeats, in bytes.
 const STREAM_MESSAGE_MAX: usize = 64 * 1024;
 /// How often the expected body may be repeated.
-const TIMES_MAX: usize = 1024 * 1024;
+const TIMES_MAX: u64 = 1024 * 1024;
 /// The maximum rate of requests per second: far more than a server answers, but the generator can still count them.
 const RATE_MAX: f64 = 1e7;
 
@@ -90,7 +84,7 @@ Example: 50 connections for 5 s, on CPU 1, with the cost of the server:
   ringlab-load http --address 127.0.0.1:8080 --cpu 1 --account $(pgrep -o myserver)
 Each workload has its own help: ringlab-load http --help";
 
-const ECHO_HELP: &str = "\
+const EXAMPLES: &str = "\
 Examples:
   ringlab-load echo --address 127.0.0.1:5050 --connections 100 --size 16384 --window 10
   ringlab-load echo --address 127.0.0.1:5050 --mode stream --message 'hello world'
@@ -100,40 +94,14 @@ Examples:
   ringlab-load echo --address udp:127.0.0.1:5050 --timeout 0.5
   ringlab-load echo --address 127.0.0.1:5050 --churn
   ringlab-load echo --address 127.0.0.1:5050 --idle -c 1000 --steps 10
-
-`ringlab-load --help` explains the result.";
-
-const DISCARD_HELP: &str = "\
-Example:
   ringlab-load discard --address 127.0.0.1:5051 --connections 100 --message 'hello world'
-
-`ringlab-load --help` explains the result.";
-
-const HTTP_HELP: &str = "\
-Examples:
-  ringlab-load http --address 127.0.0.1:8080 --connections 500
   ringlab-load http --address localhost:8080 --rate 20000 --path /index.html --any-body
   ringlab-load http --address 127.0.0.1:8080 --send 1024 --body 1024
   ringlab-load http --address 127.0.0.1:8080 --http2 --tls
   ringlab-load http --address 127.0.0.1:8080 --beside 16 --beside-path /slow
   ringlab-load http --address 127.0.0.1:8080 --probe
-
-`ringlab-load --help` explains the result.";
-
-const WEBSOCKET_HELP: &str = "\
-Example:
   ringlab-load websocket --address 127.0.0.1:8080 --path /echo --size 1024
-
-`ringlab-load --help` explains the result.";
-
-const RTT_HELP: &str = "\
-Example:
   ringlab-load rtt --address 127.0.0.1:5050 --size 64 --cold 200
-
-`ringlab-load --help` explains the result.";
-
-const CEILING_HELP: &str = "\
-Example, on a machine with two CPUs:
   ringlab-load ceiling http --cpu 1 --responder-cpu 0
 
 `ringlab-load --help` explains the result.";
@@ -167,102 +135,77 @@ impl Arguments {
 }
 
 impl Workload {
-    /// Why its options contradict each other, if they do.
-    fn contradiction(&self) -> Option<String> {
-        self.endpoint_contradiction()
-            .or_else(|| self.stream_contradiction())
-            .or_else(|| self.windows_contradiction())
+    /// The options that all loads of a server have, the use of connections, and the workload's name.
+    fn parts(&self) -> Option<(&Common, Connecting, &'static str)> {
+        Some(match self {
+            Self::Echo(echo) => (&echo.common, echo.connecting.clone(), "echo"),
+            Self::Http(http) => (&http.common, http.connecting.clone(), "http"),
+            Self::Discard(discard) => (&discard.common, Connecting::default(), "discard"),
+            Self::Websocket(websocket) => (&websocket.common, Connecting::default(), "websocket"),
+            Self::Rtt(rtt) => (&rtt.common, Connecting::default(), "rtt"),
+            Self::Ceiling(_) | Self::Responder(_) => return None,
+        })
     }
 
-    /// Why what is asked for can't be had from such a server, if it can't.
-    fn endpoint_contradiction(&self) -> Option<String> {
-        let (common, name) = match self {
-            Self::Echo(Echo { common, .. }) => (common, "echo"),
-            Self::Discard(Discard { common, .. }) => (common, "discard"),
-            Self::Http(Http { common, .. }) => (common, "http"),
-            Self::Websocket(WebSocket { common, .. }) => (common, "websocket"),
-            Self::Rtt(Rtt { common, .. }) => (common, "rtt"),
-            Self::Ceiling(_) | Self::Responder(_) => return None,
+    /// Why its options contradict each other, if they do in a way of which clap knows nothing.
+    fn contradiction(&self) -> Option<String> {
+        let (common, connecting, name) = self.parts()?;
+        let echo = match self {
+            Self::Echo(echo) => Some(echo),
+            _ => None,
         };
-        match (&common.address.endpoint, self) {
-            (Endpoint::Unix(_), Self::Discard(_)) => Some(
-                "discard counts what the server's kernel has acknowledged, which a Unix socket can't tell: use HOST:PORT"
-                    .to_owned(),
-            ),
-            (Endpoint::Udp(_), Self::Echo(echo)) => {
-                let Connecting { churn, idle, .. } = echo.connecting;
-                let given = [
-                    ("--mode stream", echo.mode == Mode::Stream),
-                    ("--churn", churn),
-                    ("--idle", idle),
-                    ("--tls", echo.security.tls),
-                ];
-                if let Some((option, _)) = given.into_iter().find(|(_, given)| *given) {
-                    return Some(format!("{option} is for connections, and UDP has none: leave it out"));
-                }
-                if echo.load.pipeline > 1 {
+        let mode_stream = echo.is_some_and(|echo| echo.mode == Mode::Stream);
+        let of_connections = [
+            ("--churn", connecting.churn),
+            ("--idle", connecting.idle),
+            ("--tls", connecting.tls),
+        ];
+        let of_messages = [
+            ("--pipeline", common.measuring.pipeline > 1),
+            ("--rate", connecting.rate.is_some()),
+        ];
+        let mut given = Vec::new();
+        let words = match &common.address.endpoint {
+            Endpoint::Unix(_) if name == "discard" => {
+                return Some(
+                    "discard counts what the server's kernel has acknowledged, which a Unix socket can't tell: use HOST:PORT"
+                        .to_owned(),
+                );
+            }
+            Endpoint::Udp(_) => {
+                let Some(echo) = echo else {
+                    return Some(format!(
+                        "{name} needs connections, and UDP has none: use HOST:PORT"
+                    ));
+                };
+                if common.measuring.pipeline > 1 {
                     return Some("with UDP, each socket has one datagram in flight: use more --connections instead of --pipeline".to_owned());
                 }
-                (echo.size.size > DATAGRAM_MAX).then(|| {
-                    format!("a datagram has at most {DATAGRAM_MAX} bytes: ask for a smaller --size")
-                })
+                if echo.size.size > DATAGRAM_MAX {
+                    return Some(format!(
+                        "a datagram has at most {DATAGRAM_MAX} bytes: ask for a smaller --size"
+                    ));
+                }
+                given.push(("--mode stream", mode_stream));
+                given.extend(of_connections);
+                "is for connections, and UDP has none: leave it out"
             }
-            (Endpoint::Udp(_), _) => Some(format!("{name} needs connections, and UDP has none: use HOST:PORT")),
-            _ => None,
+            _ if mode_stream => {
+                given.extend(of_messages);
+                given.extend(of_connections);
+                "is for messages, and a stream has none: leave it out, or use --mode framed"
+            }
+            _ if name == "discard" => {
+                given.extend(of_messages);
+                "is for messages, and a stream has none: leave it out"
+            }
+            _ => "",
+        };
+        if let Some((option, _)) = given.into_iter().find(|(_, given)| *given) {
+            return Some(format!("{option} {words}"));
         }
-    }
-
-    /// Why its options contradict streams, if they do.
-    fn stream_contradiction(&self) -> Option<String> {
-        let (given, instead) = match self {
-            Self::Echo(echo) if echo.mode == Mode::Stream => {
-                let Connecting { churn, idle, .. } = echo.connecting;
-                let given = [
-                    ("--pipeline", echo.load.pipeline > 1),
-                    ("--rate", echo.rate.is_some()),
-                    ("--churn", churn),
-                    ("--idle", idle),
-                    ("--tls", echo.security.tls),
-                ];
-                (given.to_vec(), ", or use --mode framed")
-            }
-            Self::Discard(discard) => (vec![("--pipeline", discard.load.pipeline > 1)], ""),
-            _ => return None,
-        };
-        let (option, _) = given.into_iter().find(|(_, given)| *given)?;
-        Some(format!(
-            "{option} is for messages, and a stream has none: leave it out{instead}"
-        ))
-    }
-
-    /// Why there can't be several windows of it, if there can't.
-    fn windows_contradiction(&self) -> Option<String> {
-        let (asked, given) = match self {
-            Self::Echo(echo) => (
-                echo.common.windows_on_stdin,
-                vec![
-                    ("--mode stream", echo.mode == Mode::Stream),
-                    ("--rate", echo.rate.is_some()),
-                    ("--churn", echo.connecting.churn),
-                    ("--idle", echo.connecting.idle),
-                ],
-            ),
-            Self::Http(http) => (
-                http.common.windows_on_stdin,
-                vec![
-                    ("--beside", http.beside.is_some()),
-                    ("--rate", http.rate.is_some()),
-                    ("--churn", http.connecting.churn),
-                    ("--idle", http.connecting.idle),
-                ],
-            ),
-            Self::Discard(discard) => (discard.common.windows_on_stdin, vec![("discard", true)]),
-            _ => return None,
-        };
-        let (option, _) = given.into_iter().find(|(_, given)| asked && *given)?;
-        Some(format!(
-            "--windows-on-stdin is for closed loops on connections that stay, so it can't be combined with {option}"
-        ))
+        (common.windows_on_stdin && (mode_stream || name == "discard"))
+            .then(|| "--windows-on-stdin is for messages, and a stream has none".to_owned())
     }
 }
 
@@ -276,7 +219,7 @@ pub(crate) enum Workload {
     ///
     /// With UDP a frame is a datagram, and each connection a socket of its own. A datagram without an echo within --timeout is lost: it counts
     /// in "errors", and a new socket sends the next one.
-    #[command(after_long_help = ECHO_HELP)]
+    #[command(after_long_help = EXAMPLES)]
     Echo(Echo),
 
     /// Endless streams that a server reads and throws away, on many connections
@@ -284,7 +227,7 @@ pub(crate) enum Workload {
     /// After the window the generator ends each stream (shutdown(2)), and the server must answer with the number of bytes that it has received
     /// on the connection, in decimal digits and with a line feed. A wrong number, or anything that comes earlier, voids the run. An operation
     /// is one --message. Counted is what the server's kernel has acknowledged in the window, not what lies in this machine's buffers.
-    #[command(after_long_help = DISCARD_HELP)]
+    #[command(after_long_help = EXAMPLES)]
     Discard(Discard),
 
     /// Requests to an HTTP server: as many as it can answer, or at a fixed rate; or a probe of its parser; or idle connections
@@ -293,37 +236,49 @@ pub(crate) enum Workload {
     /// server's capacity. With --rate requests are due at instants that are evenly distributed over time and connections (open loop), whether
     /// the server keeps up or not. "corrected" latencies then count from these instants, so that a server that stalls is charged
     /// for all requests that had to wait (free of coordinated omission); "service" latencies count from when a request was sent.
-    #[command(after_long_help = HTTP_HELP)]
+    #[command(after_long_help = EXAMPLES)]
     Http(Http),
 
     /// Messages that a WebSocket server sends back, on many connections
     ///
     /// Each connection is upgraded, without extensions, and then sends a masked binary message when the echo of the previous one has
     /// come (closed loop). The messages are those of `echo`, and every byte is checked.
-    #[command(after_long_help = WEBSOCKET_HELP)]
+    #[command(after_long_help = EXAMPLES)]
     Websocket(WebSocket),
 
     /// Round trips of one message at a time on one connection, and separately the first message of fresh connections
     ///
     /// The fresh connections come first, one after another: connect, one message, close ("cold"). Then one connection sends messages
     /// during the warm-up and the window, each after the echo of the previous one. Every byte is checked.
-    #[command(after_long_help = RTT_HELP)]
+    #[command(after_long_help = EXAMPLES)]
     Rtt(Rtt),
 
     /// The generator's own maximum, against a minimal responder that runs on CPUs of its own and never sleeps
     ///
     /// An answer costs the responder about as much as a request costs the generator, so the responder may limit the rate. Therefore
     /// "ceiling" in the result is the rate that the generator would reach if it were busy all the time, at the same cost per operation.
-    #[command(after_long_help = CEILING_HELP)]
+    #[command(after_long_help = EXAMPLES)]
     Ceiling(Ceiling),
 
     /// The responder of `ceiling`, on 127.0.0.1. It ends when its stdin ends
     Responder(Responder),
 }
 
-/// How any load is measured.
+/// How any load is made and measured.
 #[derive(Args, Clone, Debug, Serialize)]
 pub(crate) struct Measuring {
+    /// Connections to open [default: 50, rtt: 1]
+    #[arg(long, short, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    connections: Option<u32>,
+
+    /// Threads of the generator, which share the connections; more threads than CPUs make it slower
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    threads: u32,
+
+    /// Requests in flight on each connection (not for streams)
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pipeline: u32,
+
     /// Seconds of load before anything is counted
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = parse_seconds)]
     #[serde(rename = "warm_up_s", serialize_with = "as_seconds")]
@@ -334,9 +289,9 @@ pub(crate) struct Measuring {
     #[serde(rename = "window_s", serialize_with = "as_seconds")]
     pub(crate) window: Duration,
 
-    /// CPUs for the generator's threads, as in 1 or 2,3 or 4-7: the first thread gets the first, and so on in turn [default: any]
-    #[arg(long, value_name = "LIST", value_parser = parse_cpus)]
-    pub(crate) cpu: Option<Cpus>,
+    /// CPUs for the generator's threads, as in 1 or 2,3: the first thread gets the first, and so on in turn [default: any]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    cpu: Vec<usize>,
 
     /// Microseconds to poll for events before sleeping; 0: sleep at once
     ///
@@ -401,25 +356,9 @@ pub(crate) struct Common {
 #[derive(Args, Clone, Copy, Debug, Serialize)]
 pub(crate) struct Size {
     /// Bytes of each echoed message (not for streams and http)
-    #[arg(long, value_name = "BYTES", default_value = "1024", value_parser = parse_size)]
+    #[arg(long, value_name = "BYTES", default_value = "1024", value_parser = RangedU64ValueParser::<usize>::new().range(1..=SIZE_MAX))]
     #[serde(rename = "size_bytes")]
     pub(crate) size: usize,
-}
-
-/// How many connections, and from how many threads.
-#[derive(Args, Clone, Debug, Serialize)]
-pub(crate) struct Load {
-    /// Connections to open [default: 50, rtt: 1]
-    #[arg(long, short, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-    pub(crate) connections: Option<u32>,
-
-    /// Threads of the generator, which share the connections; more threads than CPUs make it slower
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
-    pub(crate) threads: u32,
-
-    /// Requests in flight on each connection (not for streams)
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
-    pub(crate) pipeline: u32,
 }
 
 /// The data that an echo server is sent.
@@ -440,10 +379,6 @@ pub(crate) struct Echo {
 
     #[command(flatten)]
     #[serde(flatten)]
-    pub(crate) load: Load,
-
-    #[command(flatten)]
-    #[serde(flatten)]
     pub(crate) size: Size,
 
     /// The data to send
@@ -453,15 +388,6 @@ pub(crate) struct Echo {
     /// The text that a stream repeats
     #[arg(long, value_name = "TEXT", default_value = "hello world", value_parser = parse_message)]
     pub(crate) message: String,
-
-    /// Messages per second, over all connections, whether the server keeps up or not (open loop) [default: closed loop]
-    #[arg(long, value_name = "PER_SECOND", value_parser = parse_rate)]
-    #[serde(rename = "rate_per_s")]
-    pub(crate) rate: Option<f64>,
-
-    #[command(flatten)]
-    #[serde(flatten)]
-    pub(crate) security: Security,
 
     #[command(flatten)]
     #[serde(flatten)]
@@ -474,34 +400,54 @@ pub(crate) struct Discard {
     #[serde(flatten)]
     pub(crate) common: Common,
 
-    #[command(flatten)]
-    #[serde(flatten)]
-    pub(crate) load: Load,
-
     /// The text that a stream repeats
     #[arg(long, value_name = "TEXT", default_value = "hello world", value_parser = parse_message)]
     pub(crate) message: String,
 }
 
-/// TLS on the connections.
-#[derive(Args, Clone, Debug, Serialize)]
-pub(crate) struct Security {
+/// When messages or requests are sent, and the use of connections.
+#[derive(Args, Clone, Debug, Default, Serialize)]
+pub(crate) struct Connecting {
+    /// Messages or requests per second, over all connections, whether the server keeps up or not (open loop) [default: closed loop]
+    #[arg(long, value_name = "PER_SECOND", value_parser = parse_rate, conflicts_with = "windows_on_stdin")]
+    #[serde(rename = "rate_per_s")]
+    rate: Option<f64>,
+
     /// Speak TLS 1.3
     #[arg(long)]
     pub(crate) tls: bool,
 
     /// File in PEM with the certificate that the server must show [default: any will do]
     #[arg(long, value_name = "FILE", requires = "tls")]
-    pub(crate) certificate: Option<PathBuf>,
+    certificate: Option<PathBuf>,
+
+    /// Send one message or request on each connection, close it, and open another one in its place. An operation is the whole cycle, from
+    /// opening the connection to its whole answer. It is closed by a reset (SO_LINGER of 0), so that nothing stays in TIME_WAIT
+    #[arg(long, conflicts_with_all = ["idle", "rate", "pipeline", "windows_on_stdin"])]
+    churn: bool,
+
+    /// Send one message or request on each connection, before the warm-up, and nothing in the window. The result shows what memory the
+    /// connections cost (--account)
+    #[arg(long, conflicts_with_all = ["rate", "windows_on_stdin"])]
+    idle: bool,
+
+    /// With --idle: open the connections in this many equal steps, and read the memory after each ("levels" in the result)
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true, requires = "idle",
+        value_parser = clap::value_parser!(u32).range(0..=1000))]
+    steps: u32,
 }
 
-impl Security {
-    /// Puts TLS into the settings of a run, if it is asked for. `protocol` is what ALPN asks for.
+impl Connecting {
+    /// Puts these options into the settings of a run. `protocol` is what ALPN asks for.
     pub(crate) fn apply(
         &self,
         settings: &mut Settings,
         protocol: Option<&str>,
     ) -> anyhow::Result<()> {
+        settings.rate = self.rate;
+        settings.churn = self.churn;
+        settings.idle = self.idle;
+        settings.steps = self.steps.min(settings.connections);
         if !self.tls {
             return Ok(());
         }
@@ -519,43 +465,11 @@ impl Security {
     }
 }
 
-/// The use of connections, other than for requests one after the other.
-#[derive(Args, Clone, Copy, Debug, Serialize)]
-pub(crate) struct Connecting {
-    /// Send one message or request on each connection, close it, and open another one in its place. An operation is the whole cycle, from
-    /// opening the connection to its whole answer. It is closed by a reset (SO_LINGER of 0), so that nothing stays in TIME_WAIT
-    #[arg(long, conflicts_with_all = ["idle", "rate", "pipeline"])]
-    pub(crate) churn: bool,
-
-    /// Send one message or request on each connection, before the warm-up, and nothing in the window. The result shows what memory the
-    /// connections cost (--account)
-    #[arg(long, conflicts_with = "rate")]
-    pub(crate) idle: bool,
-
-    /// With --idle: open the connections in this many equal steps, and read the memory after each ("levels" in the result)
-    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true, requires = "idle",
-        value_parser = clap::value_parser!(u32).range(0..=1000))]
-    pub(crate) steps: u32,
-}
-
-impl Connecting {
-    /// Puts these options into the settings of a run.
-    pub(crate) fn apply(self, settings: &mut Settings) {
-        settings.churn = self.churn;
-        settings.idle = self.idle;
-        settings.steps = self.steps.min(settings.connections);
-    }
-}
-
 #[derive(Args, Clone, Debug, Serialize)]
 pub(crate) struct Http {
     #[command(flatten)]
     #[serde(flatten)]
     pub(crate) common: Common,
-
-    #[command(flatten)]
-    #[serde(flatten)]
-    pub(crate) load: Load,
 
     /// Path to ask for
     #[arg(long, value_name = "PATH", default_value = "/", value_parser = parse_path)]
@@ -574,7 +488,7 @@ pub(crate) struct Http {
     pub(crate) data: Option<String>,
 
     /// Send POST requests with a body of this size [default: GET, without a body]
-    #[arg(long, value_name = "BYTES", default_value_t = 0, hide_default_value = true, value_parser = parse_send)]
+    #[arg(long, value_name = "BYTES", default_value_t = 0, hide_default_value = true, value_parser = RangedU64ValueParser::<usize>::new().range(0..=SIZE_MAX))]
     #[serde(rename = "send_bytes")]
     pub(crate) send: usize,
 
@@ -591,7 +505,7 @@ pub(crate) struct Http {
     pub(crate) contains: Option<String>,
 
     /// The body is this many times --body
-    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "any_body", value_parser = parse_times)]
+    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "any_body", value_parser = RangedU64ValueParser::<usize>::new().range(1..=TIMES_MAX))]
     pub(crate) times: usize,
 
     /// Header that each response must have, as in 'Content-Type: text/html'; may be given several times
@@ -601,15 +515,6 @@ pub(crate) struct Http {
     /// Accept any body
     #[arg(long, conflicts_with = "body")]
     pub(crate) any_body: bool,
-
-    /// Requests per second, over all connections, whether the server keeps up or not (open loop) [default: closed loop]
-    #[arg(long, value_name = "PER_SECOND", value_parser = parse_rate)]
-    #[serde(rename = "rate_per_s")]
-    pub(crate) rate: Option<f64>,
-
-    #[command(flatten)]
-    #[serde(flatten)]
-    pub(crate) security: Security,
 
     /// Speak HTTP/2, with --pipeline streams at a time on each connection; with prior knowledge, unless with --tls. GET requests only
     #[arg(long, conflicts_with_all = ["send", "data", "method", "status", "header", "idle", "churn"])]
@@ -621,7 +526,7 @@ pub(crate) struct Http {
 
     /// Extra connections that request --beside-path again and again, during warm-up and window. They are not measured: use them to see how slow
     /// requests affect the measured ones
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000), conflicts_with_all = ["http2", "tls", "idle"])]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000), conflicts_with_all = ["http2", "tls", "idle", "windows_on_stdin"])]
     pub(crate) beside: Option<u32>,
 
     /// Path that the connections of --beside request
@@ -643,10 +548,6 @@ pub(crate) struct WebSocket {
 
     #[command(flatten)]
     #[serde(flatten)]
-    pub(crate) load: Load,
-
-    #[command(flatten)]
-    #[serde(flatten)]
     pub(crate) size: Size,
 
     /// Path to connect to
@@ -659,10 +560,6 @@ pub(crate) struct Rtt {
     #[command(flatten)]
     #[serde(flatten)]
     pub(crate) common: Common,
-
-    #[command(flatten)]
-    #[serde(flatten)]
-    pub(crate) load: Load,
 
     #[command(flatten)]
     #[serde(flatten)]
@@ -695,15 +592,11 @@ pub(crate) struct Ceiling {
 
     #[command(flatten)]
     #[serde(flatten)]
-    pub(crate) load: Load,
-
-    #[command(flatten)]
-    #[serde(flatten)]
     pub(crate) size: Size,
 
     /// CPUs for the responder, with a thread on each. Use others than for the generator (--cpu) [default: one thread]
-    #[arg(long, value_name = "LIST", value_parser = parse_cpus)]
-    pub(crate) responder_cpu: Option<Cpus>,
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub(crate) responder_cpu: Vec<usize>,
 }
 
 #[derive(Args, Clone, Debug)]
@@ -717,8 +610,8 @@ pub(crate) struct Responder {
     pub(crate) port: u16,
 
     /// CPUs to run on, with a thread on each
-    #[arg(long, value_name = "LIST", value_parser = parse_cpus)]
-    pub(crate) cpu: Option<Cpus>,
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub(crate) cpu: Vec<usize>,
 }
 
 impl Ceiling {
@@ -743,26 +636,21 @@ impl Ceiling {
 
 impl Common {
     /// The settings of a run with this load.
-    pub(crate) fn settings(
-        &self,
-        load: &Load,
-        connections_default: u32,
-        rate: Option<f64>,
-    ) -> Settings {
-        let connections = load.connections.unwrap_or(connections_default);
+    pub(crate) fn settings(&self, connections_default: u32) -> Settings {
         let measuring = &self.measuring;
+        let connections = measuring.connections.unwrap_or(connections_default);
         Settings {
             endpoint: self.address.endpoint.clone(),
             connections,
-            pipeline: load.pipeline,
+            pipeline: measuring.pipeline,
             // Further threads would have nothing to do.
-            threads: load.threads.min(connections) as usize,
-            cpus: measuring.cpu.clone().map_or_else(Vec::new, |cpus| cpus.0),
+            threads: measuring.threads.min(connections) as usize,
+            cpus: measuring.cpu.clone(),
             ramp_ns: system::ns(self.ramp),
             windows: self.windows_on_stdin.then(Windows::from_stdin),
             warm_up_ns: system::ns(measuring.warm_up),
             window_ns: system::ns(measuring.window),
-            rate,
+            rate: None,
             tls: None,
             idle: false,
             steps: 0,
@@ -791,38 +679,6 @@ impl Serialize for Address {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(&self.endpoint)
     }
-}
-
-/// Numbers of CPUs.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct Cpus(pub(crate) Vec<usize>);
-
-impl fmt::Display for Cpus {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let numbers: Vec<String> = self.0.iter().map(ToString::to_string).collect();
-        formatter.write_str(&numbers.join(","))
-    }
-}
-
-fn parse_cpus(text: &str) -> Result<Cpus, String> {
-    let number = |text: &str| {
-        let number = text.trim().parse::<usize>();
-        number.map_err(|_| format!("'{text}' is not the number of a CPU"))
-    };
-    let mut cpus = Vec::new();
-    for part in text.split(',') {
-        match part.split_once('-') {
-            None => cpus.push(number(part)?),
-            Some((first, last)) => {
-                let (first, last) = (number(first)?, number(last)?);
-                if first > last || last - first > 4096 {
-                    return Err(format!("'{part}' is not a range of CPUs"));
-                }
-                cpus.extend(first..=last);
-            }
-        }
-    }
-    Ok(Cpus(cpus))
 }
 
 fn parse_address(text: &str) -> Result<Address, String> {
@@ -877,35 +733,10 @@ fn first_that_answers(addresses: &[SocketAddr]) -> Option<SocketAddr> {
     found.or(addresses.first()).copied()
 }
 
-fn parse_size(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(size) if (1..=SIZE_MAX).contains(&size) => Ok(size),
-        _ => Err(format!(
-            "it must be a number of bytes from 1 to {SIZE_MAX}, for example 1024"
-        )),
-    }
-}
-
 fn parse_message(text: &str) -> Result<String, String> {
     match text.len() {
         1..=STREAM_MESSAGE_MAX => Ok(text.to_owned()),
         _ => Err(format!("it must have 1 to {STREAM_MESSAGE_MAX} bytes")),
-    }
-}
-
-fn parse_send(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(size) if size <= SIZE_MAX => Ok(size),
-        _ => Err(format!(
-            "it must be a number of bytes from 0 to {SIZE_MAX}, for example 1024"
-        )),
-    }
-}
-
-fn parse_times(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(times) if (1..=TIMES_MAX).contains(&times) => Ok(times),
-        _ => Err(format!("it must be a number from 1 to {TIMES_MAX}")),
     }
 }
 

@@ -32,8 +32,8 @@ impl Process {
             Protocol::Echo => "echo",
             Protocol::Http => "http",
         });
-        if let Some(cpus) = &ceiling.responder_cpu {
-            command.arg("--cpu").arg(cpus.to_string());
+        for cpu in &ceiling.responder_cpu {
+            command.arg("--cpu").arg(cpu.to_string());
         }
         let mut child = command
             .stdin(Stdio::piped())
@@ -75,7 +75,7 @@ pub(crate) fn measure(
 ) -> anyhow::Result<Value> {
     let process = Process::start(ceiling)?;
     let common = ceiling.common(process.address, process.child.id() as i32);
-    let settings = common.settings(&ceiling.load, connections, None);
+    let settings = common.settings(connections);
     let failures = Failures::default();
     let mut result = match ceiling.protocol {
         Protocol::Echo => {

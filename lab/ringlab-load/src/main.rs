@@ -121,9 +121,8 @@ fn measure(workload: &Workload) -> anyhow::Result<()> {
 }
 
 fn measure_echo(echo: &Echo, interrupted: &AtomicBool) -> anyhow::Result<Value> {
-    let mut settings = echo.common.settings(&echo.load, CONNECTIONS, echo.rate);
-    echo.connecting.apply(&mut settings);
-    echo.security.apply(&mut settings, None)?;
+    let mut settings = echo.common.settings(CONNECTIONS);
+    echo.connecting.apply(&mut settings, None)?;
     let failures = Failures::default();
     let pattern = Pattern::new(echo.common.seed, echo.size.size);
     let result = match echo.mode {
@@ -143,7 +142,7 @@ fn measure_echo(echo: &Echo, interrupted: &AtomicBool) -> anyhow::Result<Value> 
 }
 
 fn measure_discard(discard: &Discard, interrupted: &AtomicBool) -> anyhow::Result<Value> {
-    let settings = discard.common.settings(&discard.load, CONNECTIONS, None);
+    let settings = discard.common.settings(CONNECTIONS);
     let message = discard.message.as_bytes();
     let failures = Failures::default();
     Ok(run::run(&settings, interrupted, failures, || {
@@ -152,10 +151,9 @@ fn measure_discard(discard: &Discard, interrupted: &AtomicBool) -> anyhow::Resul
 }
 
 fn measure_http(http: &Http, interrupted: &AtomicBool) -> anyhow::Result<Value> {
-    let mut settings = http.common.settings(&http.load, CONNECTIONS, http.rate);
-    http.connecting.apply(&mut settings);
+    let mut settings = http.common.settings(CONNECTIONS);
     let protocol = if http.http2 { "h2" } else { "http/1.1" };
-    http.security.apply(&mut settings, Some(protocol))?;
+    http.connecting.apply(&mut settings, Some(protocol))?;
     let body = || http.body.repeat(http.times).into_bytes();
     let expected = Expected {
         status: http.status,
@@ -173,7 +171,7 @@ fn measure_http(http: &Http, interrupted: &AtomicBool) -> anyhow::Result<Value> 
         let streams = Streams::new(
             &http.path,
             host,
-            http.security.tls,
+            http.connecting.tls,
             settings.pipeline,
             expected,
         );
@@ -199,9 +197,7 @@ fn measure_http(http: &Http, interrupted: &AtomicBool) -> anyhow::Result<Value> 
 }
 
 fn measure_websocket(websocket: &WebSocket, interrupted: &AtomicBool) -> anyhow::Result<Value> {
-    let settings = websocket
-        .common
-        .settings(&websocket.load, CONNECTIONS, None);
+    let settings = websocket.common.settings(CONNECTIONS);
     let pattern = Pattern::new(websocket.common.seed, websocket.size.size);
     let messages = Messages::new(&websocket.path, &websocket.common.address.name, pattern);
     let failures = Failures::default();
@@ -211,7 +207,7 @@ fn measure_websocket(websocket: &WebSocket, interrupted: &AtomicBool) -> anyhow:
 }
 
 fn measure_rtt(rtt: &Rtt, interrupted: &AtomicBool) -> anyhow::Result<Value> {
-    let settings = rtt.common.settings(&rtt.load, 1, None);
+    let settings = rtt.common.settings(1);
     let mut pattern = Pattern::new(rtt.common.seed, rtt.size.size);
     let failures = Failures::default();
     run::prepare_thread(&settings, 0)?;

@@ -36,7 +36,7 @@ pub(crate) fn serve(responder: &Responder) -> io::Result<()> {
         let _ = io::copy(&mut io::stdin(), &mut io::sink());
         process::exit(0);
     });
-    let cpus = responder.cpu.as_ref().map_or(&[][..], |cpus| &cpus.0);
+    let cpus = &responder.cpu;
     let threads = cpus.len().max(1);
     let senders: Vec<Sender<TcpStream>> = (0..threads)
         .map(|index| {

@@ -111,7 +111,7 @@ def server_of(operations: int, cost: float, asked: int) -> dict[str, object]:
 
 def main() -> None:
     if sys.argv[1:] == ["--version"]:
-        print(os.environ.get("FAKE_LOAD_VERSION", "ringlab-load 9.9 (release), protocol 1"))
+        print(os.environ.get("FAKE_LOAD_VERSION", "ringlab-load 9.9 (release)"))
         return
     options = Options(sys.argv[1:])
     trouble = os.environ.get("FAKE_LOAD_TROUBLE", "")

@@ -650,7 +650,7 @@ fn wrong_command_lines_are_refused_with_status_2() {
         ),
         (
             &["rtt", "--address", "127.0.0.1:1", "--size", "1k"],
-            "a number of bytes from 1 to 268435456, for example 1024",
+            "invalid value '1k' for '--size <BYTES>'",
         ),
         (
             &["echo", "--address", "127.0.0.1:0"],
@@ -661,8 +661,8 @@ fn wrong_command_lines_are_refused_with_status_2() {
             "from 0.001 to 10000000",
         ),
         (
-            &["echo", "--address", "127.0.0.1:1", "--cpu", "3-1"],
-            "not a range of CPUs",
+            &["echo", "--address", "127.0.0.1:1", "--cpu", "3,x"],
+            "invalid value 'x' for '--cpu <LIST>'",
         ),
         (
             &["http", "--address", "127.0.0.1:1", "--rate", "0"],
