@@ -16,11 +16,18 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use thiserror::Error;
 
-use crate::system::{self, Clock, Switches, now_ns};
+use crate::system::{self, Clock, now_ns};
 
 /// How long a server's clocks must stand still before it counts as having nothing to do, and how long that is waited for.
 const SETTLING: Duration = Duration::from_micros(200);
 const SETTLING_NS_MAX: u64 = 5_000_000;
+
+/// How often a thread gave up its CPU, and how often it was preempted.
+#[derive(Clone, Copy, Debug, Default)]
+struct Switches {
+    voluntary: u64,
+    involuntary: u64,
+}
 
 /// Why a process can't be accounted for.
 #[derive(Debug, Error)]
@@ -113,15 +120,11 @@ impl Details {
         expected.iter().map(missing).sum::<u64>() > adopted
     }
 
-    /// The switches since `earlier` of all threads that still exist.
-    fn switches_since(&self, earlier: &Self) -> Switches {
-        let mut all = Switches::default();
-        for (thread, now) in &self.switches {
-            let before = earlier.switches.get(thread).copied().unwrap_or_default();
-            all.voluntary += now.voluntary.saturating_sub(before.voluntary);
-            all.involuntary += now.involuntary.saturating_sub(before.involuntary);
-        }
-        all
+    /// The switches of a kind since `earlier`, of all threads that still exist.
+    fn switches_since(&self, earlier: &Self, kind: fn(&Switches) -> u64) -> u64 {
+        let before = |thread| earlier.switches.get(thread).map_or(0, kind);
+        let since = |(thread, now)| kind(now).saturating_sub(before(thread));
+        self.switches.iter().map(since).sum()
     }
 }
 
@@ -316,8 +319,7 @@ impl Account {
     pub(crate) fn memory(&self, connections: u64) -> Result<Level, NoProcess> {
         let mut all = Level {
             connections,
-            rss_bytes: 0,
-            pss_bytes: 0,
+            ..Level::default()
         };
         for pid in self.everything().0 {
             if let Some((rss, pss)) = self.unless_gone(pid, memory_of(pid))? {
@@ -384,9 +386,11 @@ impl Account {
         }
         let (begin, end) = (&first.details_begin, &last.details_end);
         let ends = || windows.iter().map(Readings::details);
-        let switches = ends()
-            .map(|both| both.map(|(begin, end)| end.switches_since(begin)))
-            .sum::<Option<Switches>>();
+        let switches = |kind: fn(&Switches) -> u64| {
+            ends()
+                .map(|both| both.map(|(begin, end)| end.switches_since(begin, kind)))
+                .sum::<Option<u64>>()
+        };
         let difference = |what: fn(&Details) -> u64| {
             ends()
                 .map(|both| both.map(|(begin, end)| what(end).saturating_sub(what(begin))))
@@ -401,8 +405,8 @@ impl Account {
             "cpu_ns": cpu_ns.ok(),
             "user_ns": difference(|details| details.user_ns),
             "system_ns": difference(|details| details.system_ns),
-            "voluntary_switches": switches.map(|switches| switches.voluntary),
-            "involuntary_switches": switches.map(|switches| switches.involuntary),
+            "voluntary_switches": switches(|one| one.voluntary),
+            "involuntary_switches": switches(|one| one.involuntary),
             "threads": end.as_ref().map(|details| details.threads),
             "rest_cpu_ns": rest_ns.sum::<u64>(),
             "rss_rest_bytes": first.rss_bytes_at_rest,
@@ -455,10 +459,8 @@ fn memory_of(pid: i32) -> io::Result<(u64, u64)> {
     let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
     let field = |name: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(name));
-        let kilobytes = line.and_then(|rest| rest.trim().strip_suffix("kB"));
-        let number = kilobytes.and_then(|number| number.trim().parse::<u64>().ok());
-        number
-            .map(|number| number * 1024)
+        line.and_then(|rest| rest.trim().strip_suffix("kB")?.trim().parse::<u64>().ok())
+            .map(|kilobytes| kilobytes * 1024)
             .ok_or_else(|| invalid("smaps_rollup"))
     };
     Ok((field("Rss:")?, field("Pss:")?))

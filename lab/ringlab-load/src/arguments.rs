@@ -108,9 +108,9 @@ Examples:
 
 /// Loads a server, checks every byte that comes back, and measures throughput, latency, and the cost of the server's processes.
 ///
-/// Prints JSON on stdout, one object per line: events while it runs ("connected", "window_start", "progress" once per second,
-/// "window_end"), and as the last line the "result". Sizes are in bytes, times on the command line in seconds, times in the output in
-/// the unit that their names end with (_s, _ns).
+/// Prints JSON on stdout, one object per line: events while it runs ("connected", "window_start", "window_end"), and as
+/// the last line the "result". Sizes are in bytes, times on the command line in seconds, times in the output in the unit that their names
+/// end with (_s, _ns).
 ///
 /// Exit status: 0 if it measured, also if the server made mistakes (they are in the result); 1 if it could not measure (stderr says why);
 /// 2 for a wrong command line. Ctrl-C ends a run early and still prints its result, with "interrupted": true.
@@ -135,26 +135,18 @@ impl Arguments {
 }
 
 impl Workload {
-    /// The options that all loads of a server have, the use of connections, and the workload's name.
-    fn parts(&self) -> Option<(&Common, Connecting, &'static str)> {
-        Some(match self {
-            Self::Echo(echo) => (&echo.common, echo.connecting.clone(), "echo"),
-            Self::Http(http) => (&http.common, http.connecting.clone(), "http"),
-            Self::Discard(discard) => (&discard.common, Connecting::default(), "discard"),
-            Self::Websocket(websocket) => (&websocket.common, Connecting::default(), "websocket"),
-            Self::Rtt(rtt) => (&rtt.common, Connecting::default(), "rtt"),
-            Self::Ceiling(_) | Self::Responder(_) => return None,
-        })
-    }
-
     /// Why its options contradict each other, if they do in a way of which clap knows nothing.
     fn contradiction(&self) -> Option<String> {
-        let (common, connecting, name) = self.parts()?;
-        let echo = match self {
-            Self::Echo(echo) => Some(echo),
-            _ => None,
+        let (common, name, echo) = match self {
+            Self::Echo(echo) => (&echo.common, "echo", Some(echo)),
+            Self::Discard(discard) => (&discard.common, "discard", None),
+            Self::Http(http) => (&http.common, "http", None),
+            Self::Websocket(websocket) => (&websocket.common, "websocket", None),
+            Self::Rtt(rtt) => (&rtt.common, "rtt", None),
+            Self::Ceiling(_) | Self::Responder(_) => return None,
         };
         let mode_stream = echo.is_some_and(|echo| echo.mode == Mode::Stream);
+        let connecting = echo.map(|echo| echo.connecting.clone()).unwrap_or_default();
         let of_connections = [
             ("--churn", connecting.churn),
             ("--idle", connecting.idle),

@@ -25,7 +25,7 @@ pub(crate) fn measure(
     interrupted: &AtomicBool,
     failures: &Failures,
 ) -> Latencies {
-    let mut latencies = Latencies::new();
+    let mut latencies = Latencies::default();
     let mut buffer = vec![0; pattern.size()];
     for index in 0..count {
         match one_message(settings, pattern, index, &mut buffer, interrupted) {

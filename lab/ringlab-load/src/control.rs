@@ -12,7 +12,7 @@ use crate::accounting::{Account, Level, Readings};
 use crate::output;
 use crate::settings::Settings;
 use crate::shared::{Phase, REST_NS, Shared};
-use crate::system::{self, Clock, NS_PER_S, Switches, now_ns};
+use crate::system::{Clock, NS_PER_S, now_ns};
 
 /// How long to wait for answers after Ctrl-C.
 const INTERRUPTED_DRAIN_NS: u64 = NS_PER_S;
@@ -37,8 +37,6 @@ pub(crate) struct Record {
     pub(crate) windows: Vec<Window>,
     /// The generator's CPU time in the windows.
     pub(crate) own_cpu_ns: u64,
-    /// The generator's context switches in them.
-    pub(crate) own_switches: Switches,
     /// How long nothing was in flight between the windows.
     pub(crate) rest_ns: u64,
     /// How long it took to open all connections.
@@ -54,7 +52,6 @@ pub(crate) struct Record {
 #[derive(Default)]
 struct Opened {
     cpu_ns: u64,
-    switches: Switches,
     completed: u64,
     ns: u64,
 }
@@ -70,8 +67,6 @@ pub(crate) struct Control<'a> {
     deadline_ns: u64,
     /// When the server's memory is read after a step; `None` while connections are being opened.
     settled_ns: Option<u64>,
-    next_progress_ns: u64,
-    last_progress: (u64, u64),
     /// Whether the slow readings before the window are done.
     prepared: bool,
     /// The state of the generator when the window opened.
@@ -102,8 +97,6 @@ impl<'a> Control<'a> {
             began_ns: now,
             deadline_ns: u64::MAX,
             settled_ns: None,
-            next_progress_ns: now + NS_PER_S,
-            last_progress: (now, 0),
             prepared: false,
             opened: Opened::default(),
             closed_ns: None,
@@ -116,26 +109,31 @@ impl<'a> Control<'a> {
 
     /// When [`advance`](Self::advance) must be called next, unless another thread or the user changes something.
     pub(crate) fn next_ns(&self) -> u64 {
-        self.deadline_ns.min(self.next_progress_ns)
+        self.deadline_ns
     }
 
     /// Does what is due. Returns the time.
     pub(crate) fn advance(&mut self, mut now: u64) -> u64 {
         let phase = self.shared.phase();
-        if now >= self.next_progress_ns {
-            self.report_progress(now, phase);
-        }
+        let begun = (Phase::WarmUp..Phase::Drain).contains(&phase);
         let end = if self.shared.is_voided() {
             Some("void")
         } else if self.interrupted.load(Ordering::Relaxed) {
             self.record.was_interrupted = true;
             Some("interrupted")
+        } else if begun && self.shared.alive() == 0 {
+            Some("no connection was left")
         } else {
             None
         };
+        if phase < Phase::Drain
+            && let Some(reason) = end
+        {
+            let ended_early = &mut self.record.ended_early;
+            ended_early.get_or_insert_with(|| reason.to_owned());
+        }
         match phase {
-            Phase::Connecting if end.is_some() => {
-                self.end_early(end);
+            Phase::Connecting | Phase::WarmUp | Phase::Rest if end.is_some() => {
                 self.shared.set_phase(Phase::Over);
             }
             Phase::Connecting => {
@@ -147,42 +145,21 @@ impl<'a> Control<'a> {
                     now = self.begin(now);
                 }
             }
-            Phase::WarmUp => {
-                if end.is_some() || self.shared.alive() == 0 {
-                    self.end_early(end);
-                    self.shared.set_phase(Phase::Over);
-                } else if now >= self.deadline_ns && self.settings.windows.is_some() {
-                    if self.is_finished() {
-                        self.shared.rest(now);
-                        output::event("resting", json!({}));
-                    }
-                } else if now >= self.deadline_ns {
-                    now = if self.prepared {
-                        self.open_window()
-                    } else {
-                        self.prepare_window()
-                    };
+            Phase::WarmUp if now < self.deadline_ns => {}
+            Phase::WarmUp if self.settings.windows.is_some() => {
+                if self.is_finished() {
+                    self.shared.rest(now);
+                    output::event("resting", json!({}));
                 }
             }
-            Phase::Rest => {
-                if end.is_some() || self.shared.alive() == 0 {
-                    self.end_early(end);
-                    self.shared.set_phase(Phase::Over);
-                } else {
-                    now = self.open_window_when_told(now);
-                }
-            }
+            Phase::WarmUp if self.prepared => now = self.open_window(),
+            Phase::WarmUp => now = self.prepare_window(),
+            Phase::Rest => now = self.open_window_when_told(now),
             Phase::Window => {
-                let enough = self
-                    .settings
-                    .max_operations
-                    .is_some_and(|most| self.shared.completed() >= most);
-                let dead = self.shared.alive() == 0;
-                if end.is_some() || dead || enough || now >= self.deadline_ns {
-                    if end.is_some() || dead {
-                        self.end_early(end);
-                    }
-                    let goes_on = self.settings.windows.is_some() && end.is_none() && !dead;
+                let most = self.settings.max_operations;
+                let enough = most.is_some_and(|most| self.shared.completed() >= most);
+                if end.is_some() || enough || now >= self.deadline_ns {
+                    let goes_on = self.settings.windows.is_some() && end.is_none();
                     if !goes_on || self.is_finished() {
                         now = self.close_window(now, goes_on);
                     }
@@ -236,13 +213,6 @@ impl<'a> Control<'a> {
     fn readings(&mut self) -> &mut Readings {
         let last = self.record.readings.len() - 1;
         &mut self.record.readings[last]
-    }
-
-    fn end_early(&mut self, reason: Option<&str>) {
-        let reason = reason.unwrap_or("no connection was left");
-        self.record
-            .ended_early
-            .get_or_insert_with(|| reason.to_owned());
     }
 
     /// Reads the server's memory when a step of opening connections is done, and allows the next one.
@@ -305,7 +275,6 @@ impl<'a> Control<'a> {
 
     fn open_window(&mut self) -> u64 {
         self.opened.completed = self.shared.completed();
-        self.opened.switches = system::own_switches().unwrap_or_default();
         self.opened.cpu_ns = Clock::OWN_CPU.read_ns().unwrap_or_default();
         let account = self.account;
         self.readings().open(account);
@@ -313,8 +282,6 @@ impl<'a> Control<'a> {
         self.opened.ns = now;
         self.shared.open_window(now);
         self.deadline_ns = now + self.settings.window_ns;
-        self.next_progress_ns = now + NS_PER_S;
-        self.last_progress = (now, 0);
         output::event("window_start", json!({}));
         now
     }
@@ -323,7 +290,6 @@ impl<'a> Control<'a> {
     fn close_window(&mut self, now: u64, goes_on: bool) -> u64 {
         let account = self.account;
         let own_cpu_ns = Clock::OWN_CPU.read_ns().unwrap_or_default();
-        let own_switches = system::own_switches().unwrap_or_default();
         if goes_on {
             self.shared.rest(now);
             self.readings().close_at_rest(account);
@@ -334,8 +300,6 @@ impl<'a> Control<'a> {
         }
         self.readings().complete(account);
         self.record.own_cpu_ns += own_cpu_ns.saturating_sub(self.opened.cpu_ns);
-        let switches = own_switches - self.opened.switches;
-        self.record.own_switches = self.record.own_switches + switches;
         let window = Window {
             seconds: (now - self.opened.ns) as f64 / 1e9,
             operations: self.shared.completed() - self.opened.completed,
@@ -346,35 +310,7 @@ impl<'a> Control<'a> {
         output::event("window_end", json!(window));
         self.record.windows.push(window);
         self.deadline_ns = now + self.settings.timeout_ns + NS_PER_S;
-        self.next_progress_ns = now + NS_PER_S;
         now_ns()
-    }
-
-    fn report_progress(&mut self, now: u64, phase: Phase) {
-        let completed = self.shared.completed();
-        let (last_ns, last_completed) = self.last_progress;
-        let seconds = now.saturating_sub(last_ns) as f64 / 1e9;
-        let name = match phase {
-            Phase::Connecting => "connect",
-            Phase::WarmUp => "warm_up",
-            Phase::Rest => "rest",
-            Phase::Window => "window",
-            Phase::Drain | Phase::Over => "drain",
-        };
-        let left_ns = (self.deadline_ns != u64::MAX).then(|| self.deadline_ns.saturating_sub(now));
-        output::event(
-            "progress",
-            json!({
-                "phase": name,
-                "phase_seconds_left": left_ns.map(|ns| ns as f64 / 1e9),
-                "connections": self.shared.alive(),
-                "operations": completed,
-                "operations_per_s": (completed - last_completed) as f64 / seconds,
-                "errors": self.shared.failures.total(),
-            }),
-        );
-        self.last_progress = (now, completed);
-        self.next_progress_ns = now + NS_PER_S;
     }
 }
 

@@ -16,15 +16,17 @@ pub(crate) struct Latencies {
     sum_ns: u128,
 }
 
-impl Latencies {
-    pub(crate) fn new() -> Self {
+impl Default for Latencies {
+    fn default() -> Self {
         Self {
             histogram: Histogram::new_with_bounds(1, LONGEST_NS, 3)
                 .expect("the bounds are constants that fit"),
             sum_ns: 0,
         }
     }
+}
 
+impl Latencies {
     #[inline]
     pub(crate) fn record(&mut self, latency_ns: u64) {
         self.histogram.saturating_record(latency_ns);

@@ -3,7 +3,7 @@
 use crate::latencies::Latencies;
 
 /// The measurements of a thread.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Measured {
     /// From the instant at which a request was sent.
     pub(crate) service: Latencies,
@@ -38,31 +38,4 @@ pub(crate) struct Measured {
     pub(crate) counted: u64,
     /// The maximum of the outstanding bytes on a stream.
     pub(crate) outstanding_max: u64,
-}
-
-impl Measured {
-    pub(crate) fn new() -> Self {
-        Self {
-            service: Latencies::new(),
-            corrected: Latencies::new(),
-            lateness: Latencies::new(),
-            connecting: Latencies::new(),
-            bytes_in: 0,
-            bytes_out: 0,
-            operations: Vec::new(),
-            opened: 0,
-            reopened: 0,
-            alive: 0,
-            due: 0,
-            unfinished: 0,
-            busy_ns: 0,
-            turn_ns_max: 0,
-            in_flight_ns: 0,
-            held_back: 0,
-            reads: 0,
-            writes: 0,
-            counted: 0,
-            outstanding_max: 0,
-        }
-    }
 }

@@ -23,7 +23,7 @@ pub(crate) fn outcome(
 ) -> Value {
     let total = |count: fn(&Measured) -> u64| measured.iter().map(count).sum::<u64>();
     let merged = |which: fn(&Measured) -> &Latencies| {
-        let mut all = Latencies::new();
+        let mut all = Latencies::default();
         for one in measured {
             all.merge(which(one));
         }
@@ -99,8 +99,6 @@ pub(crate) fn outcome(
             "busy_fraction": of_threads(busy_ns),
             "threads": settings.threads,
             "max_loop_ns": measured.iter().map(|one| one.turn_ns_max).max(),
-            "voluntary_switches": record.own_switches.voluntary,
-            "involuntary_switches": record.own_switches.involuntary,
         },
         "server": account.to_json(&record.readings),
     })

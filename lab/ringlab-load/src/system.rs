@@ -224,54 +224,6 @@ pub(crate) fn unacknowledged_bytes(socket: &impl AsRawFd) -> io::Result<u64> {
     Ok(bytes as u64)
 }
 
-/// How often the threads of this process gave up their CPU, and how often they were preempted.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Switches {
-    pub(crate) voluntary: u64,
-    pub(crate) involuntary: u64,
-}
-
-impl std::ops::Add for Switches {
-    type Output = Self;
-
-    fn add(self, other: Self) -> Self {
-        Self {
-            voluntary: self.voluntary + other.voluntary,
-            involuntary: self.involuntary + other.involuntary,
-        }
-    }
-}
-
-impl std::ops::Sub for Switches {
-    type Output = Self;
-
-    fn sub(self, earlier: Self) -> Self {
-        Self {
-            voluntary: self.voluntary.saturating_sub(earlier.voluntary),
-            involuntary: self.involuntary.saturating_sub(earlier.involuntary),
-        }
-    }
-}
-
-impl std::iter::Sum for Switches {
-    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
-        all.fold(Self::default(), std::ops::Add::add)
-    }
-}
-
-/// The context switches of this process so far.
-pub(crate) fn own_switches() -> io::Result<Switches> {
-    let mut usage = MaybeUninit::<libc::rusage>::uninit();
-    // SAFETY: the pointer is to a local that outlives the call.
-    checked(unsafe { libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr()) })?;
-    // SAFETY: the call succeeded, so it has filled the structure in.
-    let usage = unsafe { usage.assume_init() };
-    Ok(Switches {
-        voluntary: usage.ru_nvcsw as u64,
-        involuntary: usage.ru_nivcsw as u64,
-    })
-}
-
 /// The length of a tick, in which /proc counts CPU time, in ns.
 pub(crate) fn tick_ns() -> u64 {
     // SAFETY: the call takes a number and touches no memory.

@@ -117,7 +117,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
             in_flight: 0,
             in_flight_since_ns: 0,
             completed: 0,
-            measured: Measured::new(),
+            measured: Measured::default(),
         })
     }
 

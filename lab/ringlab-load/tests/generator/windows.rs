@@ -47,15 +47,11 @@ impl Generator {
         }
     }
 
-    /// The next event that isn't about progress.
+    /// The next event, which must have this name.
     fn event(&self, name: &str) -> Value {
-        loop {
-            let event = self.events.recv().unwrap();
-            if event["event"] != "progress" {
-                assert_eq!(event["event"], name, "{event}");
-                return event;
-            }
-        }
+        let event = self.events.recv().unwrap();
+        assert_eq!(event["event"], name, "{event}");
+        event
     }
 
     fn say(&mut self, text: &str) {
