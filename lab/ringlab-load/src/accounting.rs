@@ -12,9 +12,9 @@ use std::io;
 use std::thread;
 use std::time::Duration;
 
+use anyhow::anyhow;
 use serde::Serialize;
 use serde_json::{Value, json};
-use thiserror::Error;
 
 use crate::system::{self, Clock, now_ns};
 
@@ -27,16 +27,6 @@ const SETTLING_NS_MAX: u64 = 5_000_000;
 struct Switches {
     voluntary: u64,
     involuntary: u64,
-}
-
-/// Why a process can't be accounted for.
-#[derive(Debug, Error)]
-#[error(
-    "process {pid} (--account) can't be accounted for: {source}; is it running, and is its number right?"
-)]
-pub(crate) struct NoProcess {
-    pid: i32,
-    source: io::Error,
 }
 
 /// The processes of the server that were named. Their descendants count as well, and so do those of the process that adopts what
@@ -155,7 +145,7 @@ pub(crate) struct Readings {
 
 impl Readings {
     /// The memory at rest, before anything connects.
-    pub(crate) fn rest(&mut self, account: &Account) -> Result<(), NoProcess> {
+    pub(crate) fn rest(&mut self, account: &Account) -> anyhow::Result<()> {
         self.rss_bytes_at_rest = Some(account.details()?.rss_bytes);
         Ok(())
     }
@@ -230,7 +220,7 @@ impl Readings {
         }
     }
 
-    pub(crate) fn noted<T>(&mut self, reading: Result<T, NoProcess>) -> Option<T> {
+    pub(crate) fn noted<T>(&mut self, reading: anyhow::Result<T>) -> Option<T> {
         reading
             .map_err(|error| {
                 self.error.get_or_insert_with(|| error.to_string());
@@ -263,7 +253,7 @@ impl Readings {
 
 impl Account {
     /// Accounts for the processes with these numbers, and those below that one.
-    pub(crate) fn open(pids: &[i32], below: Option<i32>) -> Result<Self, NoProcess> {
+    pub(crate) fn open(pids: &[i32], below: Option<i32>) -> anyhow::Result<Self> {
         let mut pids = pids.to_vec();
         pids.sort_unstable();
         pids.dedup();
@@ -278,7 +268,7 @@ impl Account {
 
     /// The CPU time so far of each of these processes: that of `below` only of what it has waited for. A process that is gone is
     /// left out, unless it was named.
-    fn cpu_times(&self, pids: &[i32]) -> Result<CpuTimes, NoProcess> {
+    fn cpu_times(&self, pids: &[i32]) -> anyhow::Result<CpuTimes> {
         // A child that ends between the two is missing. That happens as often when the window opens as when it closes; in the
         // other order it would count twice.
         let waited: Vec<u64> = pids.iter().map(|&pid| waited_ns(pid)).collect();
@@ -295,7 +285,7 @@ impl Account {
     }
 
     /// Reads the figures of /proc.
-    pub(crate) fn details(&self) -> Result<Details, NoProcess> {
+    pub(crate) fn details(&self) -> anyhow::Result<Details> {
         let (pids, kinship) = self.everything();
         let mut all = Details {
             kinship,
@@ -316,7 +306,7 @@ impl Account {
     }
 
     /// The memory of all processes, page by page: /proc/PID/stat may lag behind by tens of pages for each thread.
-    pub(crate) fn memory(&self, connections: u64) -> Result<Level, NoProcess> {
+    pub(crate) fn memory(&self, connections: u64) -> anyhow::Result<Level> {
         let mut all = Level {
             connections,
             ..Level::default()
@@ -331,10 +321,12 @@ impl Account {
     }
 
     /// A reading of a process. `None` if it is gone, which is an error for a process that was named.
-    fn unless_gone<T>(&self, pid: i32, read: io::Result<T>) -> Result<Option<T>, NoProcess> {
+    fn unless_gone<T>(&self, pid: i32, read: io::Result<T>) -> anyhow::Result<Option<T>> {
         match read {
             Ok(value) => Ok(Some(value)),
-            Err(source) if self.pids.contains(&pid) => Err(NoProcess { pid, source }),
+            Err(error) if self.pids.contains(&pid) => Err(anyhow!(
+                "process {pid} (--account) can't be accounted for: {error}; is it running, and is its number right?"
+            )),
             Err(_) => Ok(None),
         }
     }

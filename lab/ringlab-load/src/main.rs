@@ -125,7 +125,7 @@ fn measure_echo(echo: &Echo, interrupted: &AtomicBool) -> anyhow::Result<Value> 
     echo.connecting.apply(&mut settings, None)?;
     let failures = Failures::default();
     let pattern = Pattern::new(echo.common.seed, echo.size.size);
-    let result = match echo.mode {
+    match echo.mode {
         Mode::Framed if matches!(settings.endpoint, Endpoint::Udp(_)) => {
             run::run(&settings, interrupted, failures, || {
                 Frames::<true>(pattern.clone())
@@ -137,17 +137,15 @@ fn measure_echo(echo: &Echo, interrupted: &AtomicBool) -> anyhow::Result<Value> 
         Mode::Stream => run::run(&settings, interrupted, failures, || {
             Stream::new(echo.message.as_bytes())
         }),
-    }?;
-    Ok(result)
+    }
 }
 
 fn measure_discard(discard: &Discard, interrupted: &AtomicBool) -> anyhow::Result<Value> {
     let settings = discard.common.settings(CONNECTIONS);
     let message = discard.message.as_bytes();
-    let failures = Failures::default();
-    Ok(run::run(&settings, interrupted, failures, || {
+    run::run(&settings, interrupted, Failures::default(), || {
         Discarded(Stream::new(message))
-    })?)
+    })
 }
 
 fn measure_http(http: &Http, interrupted: &AtomicBool) -> anyhow::Result<Value> {
@@ -175,9 +173,7 @@ fn measure_http(http: &Http, interrupted: &AtomicBool) -> anyhow::Result<Value> 
             settings.pipeline,
             expected,
         );
-        return Ok(run::run(&settings, interrupted, failures, || {
-            streams.clone()
-        })?);
+        return run::run(&settings, interrupted, failures, || streams.clone());
     }
     let mut headers = http.header.clone();
     if settings.churn {
@@ -191,9 +187,7 @@ fn measure_http(http: &Http, interrupted: &AtomicBool) -> anyhow::Result<Value> 
     let method = method.unwrap_or(if sent.is_empty() { "GET" } else { "POST" });
     let request = Requests::request(method, &http.path, host, &headers, &sent);
     let requests = Requests::new(&request, expected);
-    Ok(run::run(&settings, interrupted, failures, || {
-        requests.clone()
-    })?)
+    run::run(&settings, interrupted, failures, || requests.clone())
 }
 
 fn measure_websocket(websocket: &WebSocket, interrupted: &AtomicBool) -> anyhow::Result<Value> {
@@ -201,9 +195,7 @@ fn measure_websocket(websocket: &WebSocket, interrupted: &AtomicBool) -> anyhow:
     let pattern = Pattern::new(websocket.common.seed, websocket.size.size);
     let messages = Messages::new(&websocket.path, &websocket.common.address.name, pattern);
     let failures = Failures::default();
-    Ok(run::run(&settings, interrupted, failures, || {
-        messages.clone()
-    })?)
+    run::run(&settings, interrupted, failures, || messages.clone())
 }
 
 fn measure_rtt(rtt: &Rtt, interrupted: &AtomicBool) -> anyhow::Result<Value> {

@@ -2,15 +2,14 @@
 //!
 //! The first thread moves the run from phase to phase ([`Control`]). The others see the phase with each operation.
 
-use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::thread;
 use std::time::Duration;
 
+use anyhow::{anyhow, bail};
 use serde_json::{Value, json};
-use thiserror::Error;
 
-use crate::accounting::{Account, NoProcess};
+use crate::accounting::Account;
 use crate::beside::Visitor;
 use crate::control::Control;
 use crate::exchange::Exchange;
@@ -24,45 +23,17 @@ use crate::worker::Worker;
 /// Descriptors that are not connections: standard streams, epoll sets, /proc.
 const DESCRIPTORS_SPARE: u64 = 32;
 
-/// Why nothing could be measured.
-#[derive(Debug, Error)]
-pub(crate) enum Unmeasurable {
-    #[error(transparent)]
-    Process(#[from] NoProcess),
-    #[error(
-        "{connections} connections need {needed} descriptors, and this process may have {limit}; raise the hard limit (ulimit -Hn, or \
-         LimitNOFILE= of the service), or ask for fewer connections"
-    )]
-    Descriptors {
-        connections: u32,
-        needed: u64,
-        limit: u64,
-    },
-    #[error("no connection could be made: {0}")]
-    Connections(String),
-    #[error(
-        "thread {thread} can't be put on CPU {cpu} (--cpu): {source}; see `taskset -p $$` for the CPUs that may be used"
-    )]
-    Cpu {
-        thread: usize,
-        cpu: usize,
-        source: io::Error,
-    },
-    #[error("{0}")]
-    System(#[from] io::Error),
-}
-
 /// Prepares the calling thread: precise waits, and its CPU.
-pub(crate) fn prepare_thread(settings: &Settings, thread: usize) -> Result<(), Unmeasurable> {
+pub(crate) fn prepare_thread(settings: &Settings, thread: usize) -> anyhow::Result<()> {
     system::ask_for_precise_waits();
     if settings.cpus.is_empty() {
         return Ok(());
     }
     let cpu = settings.cpus[thread % settings.cpus.len()];
-    system::pin_to_cpu(cpu).map_err(|source| Unmeasurable::Cpu {
-        thread,
-        cpu,
-        source,
+    system::pin_to_cpu(cpu).map_err(|error| {
+        anyhow!(
+            "thread {thread} can't be put on CPU {cpu} (--cpu): {error}; see `taskset -p $$` for the CPUs that may be used"
+        )
     })
 }
 
@@ -81,17 +52,16 @@ pub(crate) fn run<E: Exchange>(
     interrupted: &AtomicBool,
     failures: Failures,
     exchange: impl Fn() -> E + Sync,
-) -> Result<Value, Unmeasurable> {
+) -> anyhow::Result<Value> {
     let beside = settings.beside.as_ref().map_or(0, |it| it.connections);
     let connections = settings.connections.saturating_add(beside);
     let needed = u64::from(connections) + settings.threads as u64 + DESCRIPTORS_SPARE;
     let limit = system::raise_descriptor_limit()?;
     if limit < needed {
-        return Err(Unmeasurable::Descriptors {
-            connections,
-            needed,
-            limit,
-        });
+        bail!(
+            "{connections} connections need {needed} descriptors, and this process may have {limit}; raise the hard limit (ulimit -Hn, or \
+             LimitNOFILE= of the service), or ask for fewer connections"
+        );
     }
     let account = Account::open(&settings.account, settings.account_below)?;
     let shared = Shared::new(settings.threads, failures);
@@ -102,7 +72,7 @@ pub(crate) fn run<E: Exchange>(
         let _end = EndOfRun(&shared);
         prepare_thread(settings, thread)?;
         let worker = Worker::new(settings, &shared, thread, exchange())?;
-        Ok::<_, Unmeasurable>(worker.run(control)?)
+        anyhow::Ok(worker.run(control)?)
     };
     let answered_beside = AtomicU64::new(0);
     let timeout = Duration::from_nanos(settings.timeout_ns);
@@ -144,7 +114,7 @@ pub(crate) fn run<E: Exchange>(
         let first = failures
             .first(Kind::Connect)
             .or_else(|| failures.first(Kind::Handshake));
-        return Err(Unmeasurable::Connections(first.unwrap_or_default()));
+        bail!("no connection could be made: {}", first.unwrap_or_default());
     }
     let mut result = outcome(
         settings,
