@@ -74,6 +74,42 @@ impl Kinship {
 }
 
 impl Details {
+    /// Adds the figures of a process.
+    fn add(&mut self, pid: i32) -> io::Result<()> {
+        let stat = Stat::read(pid)?;
+        let mut switches = HashMap::new();
+        for task in fs::read_dir(format!("/proc/{pid}/task"))? {
+            let task = task?;
+            // A thread may end between being listed and being read.
+            let Ok(status) = fs::read_to_string(task.path().join("status")) else {
+                continue;
+            };
+            let of = |name| {
+                let line = status.lines().find_map(|line| line.strip_prefix(name));
+                line.and_then(|rest| rest.trim().parse().ok()).unwrap_or(0)
+            };
+            let thread = task.file_name().to_string_lossy().parse::<i32>();
+            let one = Switches {
+                voluntary: of("voluntary_ctxt_switches:"),
+                involuntary: of("nonvoluntary_ctxt_switches:"),
+            };
+            switches.insert(thread.map_err(|_| invalid("task"))?, one);
+        }
+        // utime, stime, and the same for the children that were waited for.
+        let ns = |own, waited| {
+            Ok::<_, io::Error>((stat.field(own)? + stat.field(waited)?) * system::tick_ns())
+        };
+        let (user_ns, system_ns) = (ns(14, 16)?, ns(15, 17)?);
+        let (threads, pages) = (stat.field(20)?, stat.field(24)?);
+        self.pids.push(pid);
+        self.user_ns += user_ns;
+        self.system_ns += system_ns;
+        self.threads += threads;
+        self.rss_bytes += pages * system::page_bytes();
+        self.switches.extend(switches);
+        Ok(())
+    }
+
     /// Whether one of these processes, which have ended since, had no parent that waited for it, or one that doesn't count. The
     /// kernel waits in the place of a process that ignores SIGCHLD, and forgets the CPU time. What `below` has adopted meanwhile it
     /// has waited for.
@@ -292,15 +328,8 @@ impl Account {
             ..Details::default()
         };
         for pid in pids {
-            let Some(one) = self.unless_gone(pid, details_of(pid))? else {
-                continue;
-            };
-            all.pids.push(pid);
-            all.user_ns += one.user_ns;
-            all.system_ns += one.system_ns;
-            all.threads += one.threads;
-            all.rss_bytes += one.rss_bytes;
-            all.switches.extend(one.switches);
+            let added = all.add(pid);
+            self.unless_gone(pid, added)?;
         }
         Ok(all)
     }
@@ -356,15 +385,16 @@ impl Account {
         for (&pid, one) in &all {
             children.entry(one.parent).or_default().push(pid);
         }
-        add_descendants(&mut found, &mut children);
-        if let Some(below) = self.below {
-            let mut others = vec![below];
-            add_descendants(&mut others, &mut children);
-            found.extend(others.into_iter().skip(1));
+        found.extend(self.below);
+        let mut next = 0;
+        while let Some(pid) = found.get(next) {
+            found.extend(children.remove(pid).unwrap_or_default());
+            next += 1;
         }
         found.sort_unstable();
         found.dedup();
-        all.retain(|pid, _| Some(*pid) == self.below || found.binary_search(pid).is_ok());
+        all.retain(|pid, _| found.binary_search(pid).is_ok());
+        found.retain(|&pid| Some(pid) != self.below);
         (found, all.into_iter().collect())
     }
 
@@ -409,19 +439,6 @@ impl Account {
     }
 }
 
-/// Adds the descendants of the processes that were found, which are taken out of `children`.
-fn add_descendants(found: &mut Vec<i32>, children: &mut HashMap<i32, Vec<i32>>) {
-    let mut next = 0;
-    while let Some(pid) = found.get(next) {
-        for child in children.remove(pid).unwrap_or_default() {
-            if !found.contains(&child) {
-                found.push(child);
-            }
-        }
-        next += 1;
-    }
-}
-
 fn invalid(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("can't read {what}"))
 }
@@ -462,44 +479,4 @@ fn memory_of(pid: i32) -> io::Result<(u64, u64)> {
 fn waited_ns(pid: i32) -> u64 {
     let ticks = Stat::read(pid).and_then(|stat| Ok(stat.field(16)? + stat.field(17)?));
     ticks.map_or(0, |ticks| ticks * system::tick_ns())
-}
-
-fn details_of(pid: i32) -> io::Result<Details> {
-    let stat = Stat::read(pid)?;
-    let mut switches = HashMap::new();
-    for task in fs::read_dir(format!("/proc/{pid}/task"))? {
-        let task = task?;
-        // A thread may end between being listed and being read.
-        let Ok(status) = fs::read_to_string(task.path().join("status")) else {
-            continue;
-        };
-        let thread = task.file_name().to_string_lossy().parse::<i32>();
-        let one = switches
-            .entry(thread.map_err(|_| invalid("task"))?)
-            .or_insert_with(Switches::default);
-        for line in status.lines() {
-            let Some((name, value)) = line.split_once(':') else {
-                continue;
-            };
-            let value = || value.trim().parse().unwrap_or(0);
-            match name {
-                "voluntary_ctxt_switches" => one.voluntary = value(),
-                "nonvoluntary_ctxt_switches" => one.involuntary = value(),
-                _ => {}
-            }
-        }
-    }
-    let ns = |number| Ok::<_, io::Error>(stat.field(number)? * system::tick_ns());
-    // utime, stime, and the same for the children that were waited for.
-    let (user_ns, system_ns, waited_user_ns, waited_system_ns) =
-        (ns(14)?, ns(15)?, ns(16)?, ns(17)?);
-    Ok(Details {
-        pids: vec![pid],
-        user_ns: user_ns + waited_user_ns,
-        system_ns: system_ns + waited_system_ns,
-        threads: stat.field(20)?,
-        rss_bytes: stat.field(24)? * system::page_bytes(),
-        switches,
-        kinship: HashMap::new(),
-    })
 }

@@ -202,7 +202,8 @@ impl Workload {
 }
 
 /// The workload to run.
-#[derive(Debug, Subcommand)]
+#[derive(Debug, Serialize, Subcommand)]
+#[serde(tag = "workload", rename_all = "lowercase")]
 pub(crate) enum Workload {
     /// Messages that an echo server sends back, on many connections: framed and checked, or endless streams
     ///
@@ -253,6 +254,7 @@ pub(crate) enum Workload {
     Ceiling(Ceiling),
 
     /// The responder of `ceiling`, on 127.0.0.1. It ends when its stdin ends
+    #[serde(skip)]
     Responder(Responder),
 }
 

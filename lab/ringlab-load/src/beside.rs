@@ -6,109 +6,102 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::endpoint::Endpoint;
 use crate::failure::{Failure, Kind, connect_failure};
 use crate::http;
-use crate::settings::Beside;
+use crate::settings::{Beside, Settings};
 use crate::shared::{Phase, Shared};
 
 /// How often to check whether the run is over.
 const TICK: Duration = Duration::from_millis(20);
 const READ_BYTES: usize = 64 * 1024;
 
-/// One of these connections.
-pub(crate) struct Visitor<'a> {
-    pub(crate) beside: &'a Beside,
-    pub(crate) number: u32,
-    pub(crate) endpoint: &'a Endpoint,
-    pub(crate) timeout: Duration,
-    pub(crate) shared: &'a Shared,
-    pub(crate) answered: &'a AtomicU64,
+/// Asks on one of these connections from the warm-up until the end of the window, and counts the answers. Ends at its first failure.
+pub(crate) fn ask(
+    settings: &Settings,
+    beside: &Beside,
+    number: u32,
+    shared: &Shared,
+    answered: &AtomicU64,
+) {
+    while shared.phase() < Phase::WarmUp {
+        thread::sleep(TICK);
+    }
+    match ask_until_drained(settings, beside, number, shared, answered) {
+        // At the end, the server may have closed the connection first.
+        Err(failure) if shared.phase() < Phase::Drain => shared.fail(failure),
+        _ => {}
+    }
 }
 
-impl Visitor<'_> {
-    /// Asks from the warm-up until the end of the window, and counts the answers. Ends at its first failure.
-    pub(crate) fn ask(&self) {
-        while self.shared.phase() < Phase::WarmUp {
-            thread::sleep(TICK);
-        }
-        match self.ask_until_drained() {
-            // At the end, the server may have closed the connection first.
-            Err(failure) if self.shared.phase() < Phase::Drain => self.shared.fail(failure),
-            _ => {}
-        }
-    }
-
-    fn ask_until_drained(&self) -> Result<(), Failure> {
-        let Self {
-            beside,
-            number,
-            endpoint,
-            timeout,
-            shared,
-            answered,
-        } = *self;
-        let place = format!("connection {number} beside the measured ones");
-        let broke = |kind: Kind, words: &dyn std::fmt::Display| {
-            Failure::new(kind, format!("{place}: {words}"))
+fn ask_until_drained(
+    settings: &Settings,
+    beside: &Beside,
+    number: u32,
+    shared: &Shared,
+    answered: &AtomicU64,
+) -> Result<(), Failure> {
+    let (endpoint, timeout) = (
+        &settings.endpoint,
+        Duration::from_nanos(settings.timeout_ns),
+    );
+    let place = format!("connection {number} beside the measured ones");
+    let broke =
+        |kind: Kind, words: &dyn std::fmt::Display| Failure::new(kind, format!("{place}: {words}"));
+    let is_over = || shared.phase() >= Phase::Drain;
+    let mut buffer = vec![0; READ_BYTES];
+    let mut socket = None;
+    while !is_over() {
+        let link = if let Some(link) = &mut socket {
+            link
+        } else {
+            let made = endpoint
+                .connect(timeout)
+                .and_then(|made| made.set_read_timeout(Some(TICK)).map(|()| made))
+                .map_err(|error| connect_failure(number, endpoint, &error))?;
+            socket.insert(made)
         };
-        let is_over = || shared.phase() >= Phase::Drain;
-        let mut buffer = vec![0; READ_BYTES];
-        let mut socket = None;
-        while !is_over() {
-            let link = if let Some(link) = &mut socket {
-                link
-            } else {
-                let made = endpoint
-                    .connect(timeout)
-                    .and_then(|made| made.set_read_timeout(Some(TICK)).map(|()| made))
-                    .map_err(|error| connect_failure(number, endpoint, &error))?;
-                socket.insert(made)
-            };
-            link.write_all(&beside.request)
-                .map_err(|error| broke(Kind::Reset, &error))?;
-            let asked = Instant::now();
-            let mut response = Vec::new();
-            let whole = loop {
-                if is_over() {
-                    return Ok(());
-                }
-                if asked.elapsed() >= timeout {
-                    let words = format!("no answer within {} s", timeout.as_secs_f64());
-                    return Err(broke(Kind::Timeout, &words));
-                }
-                match link.read(&mut buffer) {
-                    Ok(0) => return Err(broke(Kind::Closed, &"the server closed it")),
-                    Ok(bytes) => response.extend_from_slice(&buffer[..bytes]),
-                    Err(error) if is_no_failure(&error) => continue,
-                    Err(error) => return Err(broke(Kind::Reset, &error)),
-                }
-                let parsed =
-                    http::parse(&response).map_err(|words| broke(Kind::Malformed, &words))?;
-                if let Some(parsed) = parsed
-                    && parsed.body.is_some()
-                {
-                    break parsed;
-                }
-            };
-            if whole.status != 200 {
-                let words = format!("it was answered with status {}", whole.status);
-                return Err(broke(Kind::Status, &words));
+        link.write_all(&beside.request)
+            .map_err(|error| broke(Kind::Reset, &error))?;
+        let asked = Instant::now();
+        let mut response = Vec::new();
+        let whole = loop {
+            if is_over() {
+                return Ok(());
             }
-            if whole.bytes < response.len() {
-                let words = format!(
-                    "{} bytes came after the answer",
-                    response.len() - whole.bytes
-                );
-                return Err(broke(Kind::Unexpected, &words));
+            if asked.elapsed() >= timeout {
+                let words = format!("no answer within {} s", timeout.as_secs_f64());
+                return Err(broke(Kind::Timeout, &words));
             }
-            answered.fetch_add(1, Ordering::Relaxed);
-            if whole.last {
-                socket = None;
+            match link.read(&mut buffer) {
+                Ok(0) => return Err(broke(Kind::Closed, &"the server closed it")),
+                Ok(bytes) => response.extend_from_slice(&buffer[..bytes]),
+                Err(error) if is_no_failure(&error) => continue,
+                Err(error) => return Err(broke(Kind::Reset, &error)),
             }
+            let parsed = http::parse(&response).map_err(|words| broke(Kind::Malformed, &words))?;
+            if let Some(parsed) = parsed
+                && parsed.body.is_some()
+            {
+                break parsed;
+            }
+        };
+        if whole.status != 200 {
+            let words = format!("it was answered with status {}", whole.status);
+            return Err(broke(Kind::Status, &words));
         }
-        Ok(())
+        if whole.bytes < response.len() {
+            let words = format!(
+                "{} bytes came after the answer",
+                response.len() - whole.bytes
+            );
+            return Err(broke(Kind::Unexpected, &words));
+        }
+        answered.fetch_add(1, Ordering::Relaxed);
+        if whole.last {
+            socket = None;
+        }
     }
+    Ok(())
 }
 
 /// Nothing has come yet.

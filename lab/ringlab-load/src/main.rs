@@ -53,7 +53,6 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::Context as _;
-use serde::Serialize;
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
@@ -99,24 +98,20 @@ fn measure(workload: &Workload) -> anyhow::Result<()> {
             .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&interrupted)))
             .context("signals can't be handled")?;
     }
-    match workload {
-        Workload::Echo(echo) => print_result("echo", echo, measure_echo(echo, &interrupted)?),
-        Workload::Discard(discard) => {
-            let result = measure_discard(discard, &interrupted)?;
-            print_result("discard", discard, result);
-        }
-        Workload::Http(http) => print_result("http", http, measure_http(http, &interrupted)?),
-        Workload::Websocket(websocket) => {
-            let result = measure_websocket(websocket, &interrupted)?;
-            print_result("websocket", websocket, result);
-        }
-        Workload::Rtt(rtt) => print_result("rtt", rtt, measure_rtt(rtt, &interrupted)?),
-        Workload::Ceiling(ceiling) => {
-            let result = ceiling::measure(ceiling, CONNECTIONS, &interrupted)?;
-            print_result("ceiling", ceiling, result);
-        }
-        Workload::Responder(_) => {}
-    }
+    let mut result = match workload {
+        Workload::Echo(echo) => measure_echo(echo, &interrupted),
+        Workload::Discard(discard) => measure_discard(discard, &interrupted),
+        Workload::Http(http) => measure_http(http, &interrupted),
+        Workload::Websocket(websocket) => measure_websocket(websocket, &interrupted),
+        Workload::Rtt(rtt) => measure_rtt(rtt, &interrupted),
+        Workload::Ceiling(ceiling) => ceiling::measure(ceiling, CONNECTIONS, &interrupted),
+        Workload::Responder(_) => return Ok(()),
+    }?;
+    let options = json!(workload);
+    result["schema_version"] = output::SCHEMA_VERSION.into();
+    result["workload"] = options["workload"].clone();
+    result["options"] = options;
+    output::event("result", result);
     Ok(())
 }
 
@@ -209,11 +204,4 @@ fn measure_rtt(rtt: &Rtt, interrupted: &AtomicBool) -> anyhow::Result<Value> {
     })?;
     result["latency"]["cold"] = cold.to_json(settings.hdr);
     Ok(result)
-}
-
-fn print_result(workload: &str, options: &impl Serialize, mut result: Value) {
-    result["schema_version"] = output::SCHEMA_VERSION.into();
-    result["workload"] = workload.into();
-    result["options"] = json!(options);
-    output::event("result", result);
 }

@@ -4,13 +4,12 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::thread;
-use std::time::Duration;
 
 use anyhow::{anyhow, bail};
 use serde_json::{Value, json};
 
 use crate::accounting::Account;
-use crate::beside::Visitor;
+use crate::beside;
 use crate::control::Control;
 use crate::exchange::Exchange;
 use crate::failure::{Failures, Kind};
@@ -53,8 +52,8 @@ pub(crate) fn run<E: Exchange>(
     failures: Failures,
     exchange: impl Fn() -> E + Sync,
 ) -> anyhow::Result<Value> {
-    let beside = settings.beside.as_ref().map_or(0, |it| it.connections);
-    let connections = settings.connections.saturating_add(beside);
+    let extra = settings.beside.as_ref().map_or(0, |it| it.connections);
+    let connections = settings.connections.saturating_add(extra);
     let needed = u64::from(connections) + settings.threads as u64 + DESCRIPTORS_SPARE;
     let limit = system::raise_descriptor_limit()?;
     if limit < needed {
@@ -75,22 +74,14 @@ pub(crate) fn run<E: Exchange>(
         anyhow::Ok(worker.run(control)?)
     };
     let answered_beside = AtomicU64::new(0);
-    let timeout = Duration::from_nanos(settings.timeout_ns);
     let measured = thread::scope(|scope| {
         // Also if a thread can't be started.
         let _end = EndOfRun(&shared);
         let work = &work;
         if let Some(beside) = &settings.beside {
             for number in 0..beside.connections {
-                let visitor = Visitor {
-                    beside,
-                    number,
-                    endpoint: &settings.endpoint,
-                    timeout,
-                    shared: &shared,
-                    answered: &answered_beside,
-                };
-                scope.spawn(move || visitor.ask());
+                let (shared, answered) = (&shared, &answered_beside);
+                scope.spawn(move || beside::ask(settings, beside, number, shared, answered));
             }
         }
         let others: Vec<_> = (1..settings.threads)
