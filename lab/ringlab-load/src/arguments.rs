@@ -253,7 +253,7 @@ pub(crate) enum Workload {
     #[command(after_long_help = EXAMPLES)]
     Ceiling(Ceiling),
 
-    /// The responder of `ceiling`, on 127.0.0.1. It ends when its stdin ends
+    /// The responder of `ceiling`, on a free port of 127.0.0.1. It ends when its stdin ends
     #[serde(skip)]
     Responder(Responder),
 }
@@ -598,10 +598,6 @@ pub(crate) struct Responder {
     /// Protocol to speak
     #[arg(value_enum)]
     pub(crate) protocol: Protocol,
-
-    /// Port to listen on; 0: any that is free
-    #[arg(long, default_value_t = 0)]
-    pub(crate) port: u16,
 
     /// CPUs to run on, with a thread on each
     #[arg(long, value_name = "LIST", value_delimiter = ',')]

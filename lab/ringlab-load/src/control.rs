@@ -63,8 +63,8 @@ pub(crate) struct Control<'a> {
     account: &'a Account,
     interrupted: &'a AtomicBool,
     began_ns: u64,
-    /// When the current phase ends at the latest.
-    deadline_ns: u64,
+    /// When the current phase ends at the latest: then [`advance`](Self::advance) must be called.
+    pub(crate) deadline_ns: u64,
     /// When the server's memory is read after a step; `None` while connections are being opened.
     settled_ns: Option<u64>,
     /// Whether the slow readings before the window are done.
@@ -105,11 +105,6 @@ impl<'a> Control<'a> {
                 ..Record::default()
             },
         }
-    }
-
-    /// When [`advance`](Self::advance) must be called next, unless another thread or the user changes something.
-    pub(crate) fn next_ns(&self) -> u64 {
-        self.deadline_ns
     }
 
     /// Does what is due. Returns the time.

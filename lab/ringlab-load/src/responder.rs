@@ -29,7 +29,7 @@ struct Client {
 /// Serves until its stdin ends.
 pub(crate) fn serve(responder: &Responder) -> io::Result<()> {
     system::raise_descriptor_limit()?;
-    let listener = TcpListener::bind(("127.0.0.1", responder.port))?;
+    let listener = TcpListener::bind(("127.0.0.1", 0))?;
     println!("listening on {}", listener.local_addr()?);
     thread::spawn(|| {
         // The process that started the responder has the other end. When it is gone, for any reason, the responder must end, too.

@@ -150,7 +150,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
             }
             let mut until_ns = next_tick_ns;
             if let Some(control) = &control {
-                until_ns = until_ns.min(control.next_ns());
+                until_ns = until_ns.min(control.deadline_ns);
             }
             if !self.sending || self.drained {
                 let resting = self.shared.phase() == Phase::Rest;
