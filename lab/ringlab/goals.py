@@ -15,21 +15,16 @@ docs/lab.md describes the keys.
 
 import fnmatch
 import math
-import re
-import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, get_args
+from typing import Annotated, get_args
 
-from ringlab import Refused, analysis, figures, nearest, statistics, workloads
-from ringlab.manifest import ManifestError, Table, check_numbers
+from ringlab import Refused, analysis, figures, nearest, statistics, tables, workloads
+from ringlab.deferred import np
 from ringlab.results import Cell, GoalKind, GoalVerdict, Metric, Result
-from ringlab.workloads import CellPlan
 
 KINDS: tuple[GoalKind, ...] = get_args(GoalKind)
-WITH_RIVAL = ("better_by", "times_at_most", "points_at_most", "never_worse_by")
-"""The kinds that compare with other arms."""
 AT_LEAST = ("better_by", "never_worse_by")
 """The kinds whose limit is the least ratio; that of the others is the most."""
 DIFFERENCE_MAX = 1e9
@@ -37,190 +32,128 @@ DIFFERENCE_MAX = 1e9
 EXIT_REACHED, EXIT_MISSED, EXIT_CANNOT_TELL = 0, 1, 3
 
 
-class GoalsError(Refused):
-    """A goals file can't be used; the message says where, and what would be right."""
+def check_some(names: Sequence[str]) -> None:
+    """Raise ValueError for an empty list."""
+    if not names:
+        raise ValueError("is empty")
+
+
+def check_limit(limit: float) -> None:
+    """Raise ValueError for what is no limit."""
+    if not 0 < limit < math.inf:
+        raise ValueError(f"must be a number above 0, not {limit!r}")
+
+
+Names = Annotated[tuple[str, ...], check_some]
+Limit = Annotated[float, check_limit]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """One goal, as a file has it."""
+
+    name: str
+    arms: Names
+    cells: Names
+    """Names or globs."""
+    without: tuple[str, ...] = ()
+    figures: tuple[str, ...] = ()
+    """Of several, the one in which the arm does best counts; none: the figure that ranks a cell's arms."""
+    against: tuple[str, ...] = ()
+    """Of several, each counts in each cell."""
+    better_by: Limit | None = None
+    times_at_most: Limit | None = None
+    points_at_most: Limit | None = None
+    at_most: Limit | None = None
+    never_worse_by: Limit | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for what makes no sense together, or has no cell."""
+        given = [kind for kind in KINDS if getattr(self, kind) is not None]
+        if len(given) != 1:
+            found = f"{' and '.join(given)} are both there" if given else "there is none"
+            raise ValueError(f"name needs exactly one of {', '.join(KINDS)} beside it, and {found}")
+        if self.kind == "never_worse_by" and self.limit >= 1:
+            raise ValueError(f"never_worse_by must be a share below 1, as 0.02 for 2%, not {self.limit!r}")
+        if self.against and self.kind == "at_most":
+            raise ValueError("against makes no sense with at_most, which is about the figure itself")
+        if not self.against and self.kind != "at_most":
+            raise ValueError(f'against is missing: {self.kind} compares with an arm; add against = ["asyncio"]')
+        for key, patterns in (("cells", self.cells), ("without", self.without)):
+            for pattern in patterns:
+                if not fnmatch.filter(workloads.BY_NAME, pattern):
+                    near = nearest.suggest(pattern, workloads.BY_NAME)
+                    raise ValueError(
+                        f"{key} has {pattern!r}, which no cell is called; {near} `ringlab targets --cells` lists them"
+                    )
+        for name in self.cell_names:
+            known = [metric.key for metric in workloads.BY_NAME[name].metrics]
+            for key in self.figures:
+                if key not in known:
+                    raise ValueError(f"figures has {key!r}, which {name} doesn't have; it has {', '.join(known)}")
+
+    @property
+    def kind(self) -> GoalKind:
+        """Which of the keys says what must be."""
+        return next(kind for kind in KINDS if getattr(self, kind) is not None)
+
+    @property
+    def limit(self) -> float:
+        """The value of that key."""
+        return float(getattr(self, self.kind))
+
+    @property
+    def cell_names(self) -> set[str]:
+        """The cells that it is about."""
+        named, left_out = (
+            {name for pattern in patterns for name in fnmatch.filter(workloads.BY_NAME, pattern)}
+            for patterns in (self.cells, self.without)
+        )
+        return named - left_out
 
 
 @dataclass(frozen=True)
-class Goal:
-    """One goal."""
+class File:
+    """The contents of a file of goals."""
 
-    name: str
-    arms: tuple[str, ...]
-    cells: tuple[str, ...]
-    """Names of cells."""
-    figures: tuple[str, ...]
-    """Of several, the one in which the arm does best counts; none: the figure that ranks a cell's arms."""
-    against: tuple[str, ...]
-    """Of several, each counts in each cell."""
-    kind: GoalKind
-    limit: float
-    line: int
+    goals: Annotated[tuple[Goal, ...], check_some]
 
 
-# --- reading ---
-
-
-class GoalTable(Table):
-    """A table of a goals file, whose errors name the line."""
-
-    def __init__(self, path: Path, where: str, content: object, lines: Sequence[str], begin: int) -> None:
-        """Take the table that begins in a line, counted from 0."""
-        super().__init__(path, where, content)
-        self.lines = lines
-        self.begin = begin
-
-    def line(self, key: str) -> int:
-        """Return the line of a key, counted from 1, or that of the table, where it has no such key."""
-        for number in range(self.begin + 1, len(self.lines)):
-            if re.match(r"\s*\[", self.lines[number]) and "=" not in self.lines[number]:
-                break
-            if re.match(rf"\s*{re.escape(key)}\s*=", self.lines[number]):
-                return number + 1
-        return self.begin + 1
-
-    def fail(self, key: str, text: str) -> ManifestError:
-        """Return an error about a key."""
-        return ManifestError(f"{self.path}, line {self.line(key)}: {self.where}.{key} {text}")
-
-
-def read(path: Path) -> list[Goal]:
-    """Return the goals in a file; raise GoalsError."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        content = tomllib.loads(text)
-        check_numbers(content)
-    except OSError as error:
-        raise GoalsError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # Also of int(), and of too many brackets.
-        raise GoalsError(f"{path} is not valid TOML: {error}") from None
-    others = sorted(set(content) - {"goals"})
-    if others:
-        raise GoalsError(f"{path}: {others[0]} is not known; the file has only tables that begin with [[goals]]")
-    tables = content.get("goals", [])
-    if not isinstance(tables, list) or not tables:
-        raise GoalsError(f"{path} has no goal: each is a table that begins with [[goals]]")
-    lines = text.splitlines()
-    begins = [number for number, line in enumerate(lines) if re.match(r"\s*\[\[\s*goals\s*\]\]", line)]
-    try:
-        return [
-            read_goal(GoalTable(path, f"goals[{index}]", table, lines, begins[index] if index < len(begins) else 0))
-            for index, table in enumerate(tables)
-        ]
-    except ManifestError as error:
-        raise GoalsError(str(error)) from None
-
-
-def read_goal(table: GoalTable) -> Goal:
-    """Read one table; raise ManifestError."""
-    name = table.text("name")
-    arms = table.texts("arms")
-    if not arms:
-        raise table.fail("arms", 'is missing: add arms = ["ringloop"], the arms that the goal is for')
-    plans = read_cells(table)
-    kind, limit = read_limit(table)
-    against = table.texts("against")
-    if against and kind not in WITH_RIVAL:
-        raise table.fail("against", f"makes no sense with {kind}, which is about the figure itself")
-    if not against and kind in WITH_RIVAL:
-        raise table.fail("against", f'is missing: {kind} compares with an arm; add against = ["asyncio"]')
-    keys = table.texts("figures")
-    for key in keys:
-        for plan in plans:
-            known = [metric.key for metric in plan.metrics]
-            if key not in known:
-                raise table.fail("figures", f"has {key!r}, which {plan.name} doesn't have; it has {', '.join(known)}")
-    table.done()
-    return Goal(name, arms, tuple(plan.name for plan in plans), keys, against, kind, limit, table.begin + 1)
-
-
-def read_cells(table: GoalTable) -> list[CellPlan]:
-    """Return the cells that a goal is about."""
-    patterns, without = table.texts("cells"), table.texts("without")
-    if not patterns:
-        raise table.fail("cells", 'is missing: add cells = ["loops/echo/*"], names of cells or globs')
-    for key, each in (("cells", patterns), ("without", without)):
-        for pattern in each:
-            if not any(fnmatch.fnmatchcase(name, pattern) for name in workloads.BY_NAME):
-                near = nearest.suggest(pattern, list(workloads.BY_NAME))
-                raise table.fail(
-                    key, f"has {pattern!r}, which no cell is called; {near or ''} `ringlab targets --cells` lists them"
-                )
-
-    def matches(name: str, globs: Iterable[str]) -> bool:
-        return any(fnmatch.fnmatchcase(name, glob) for glob in globs)
-
-    return [plan for plan in workloads.CELLS if matches(plan.name, patterns) and not matches(plan.name, without)]
-
-
-def read_limit(table: GoalTable) -> tuple[GoalKind, float]:
-    """Return the one key that says what must be, and its value."""
-    given: list[GoalKind] = [kind for kind in KINDS if kind in table.content]
-    if len(given) != 1:
-        found = f"and {' and '.join(given)} are both there" if given else "and there is none"
-        raise table.fail(given[-1] if given else "name", f"needs exactly one of {', '.join(KINDS)} beside it, {found}")
-    limit = table.get(given[0], float, None, "a number")
-    if not math.isfinite(limit) or limit <= 0:
-        raise table.fail(given[0], f"must be a number above 0, not {limit!r}")
-    if given[0] == "never_worse_by" and limit >= 1:
-        raise table.fail(given[0], f"must be a share below 1, as 0.02 for 2%, not {limit!r}")
-    return given[0], limit
+def read(path: Path) -> tuple[Goal, ...]:
+    """Return the goals in a file; raise tables.WrongFile."""
+    with tables.reading(path) as content:
+        file: File = tables.read(File, content)
+    return file.goals
 
 
 def check_arms(goals: Sequence[Goal], path: Path, known: Sequence[str]) -> None:
-    """Raise GoalsError for names of arms that there aren't."""
+    """Raise Refused for names of arms that there aren't."""
     for goal in goals:
         for name in (*goal.arms, *goal.against):
             if name not in known:
                 near = nearest.suggest(name, known)
-                raise GoalsError(
-                    f"{path}, line {goal.line}: the goal {goal.name!r} names the arm {name!r}, which there isn't; {near or ''}"
-                    " `ringlab targets` lists the arms"
+                raise Refused(
+                    f"{path}: the goal {goal.name!r} names the arm {name!r}, which there isn't; {near} `ringlab targets` lists the arms"
                 )
 
 
 # --- judging ---
 
 
-class Estimated(Protocol):
-    """A figure with its uncertainty."""
-
-    @property
-    def rounds(self) -> int:
-        """In how many rounds it was measured."""
+class Difference(statistics.Estimate):
+    """A difference of two figures, which has the place of a ratio's logarithm."""
 
     @property
     def ratio(self) -> float:
-        """Its estimate."""
+        """The (trimmed) mean."""
+        return self.log_ratio
 
-    def within(self, outside: float) -> tuple[float, float]:
-        """Return the values between which the true one lies, but for this probability."""
-
-
-@dataclass(frozen=True)
-class Difference:
-    """A difference of two figures, round by round."""
-
-    values: tuple[float, ...]
-
-    @property
-    def rounds(self) -> int:
-        """In how many rounds both were measured."""
-        return len(self.values)
-
-    @property
-    def ratio(self) -> float:
-        """The mean."""
-        return math.fsum(self.values) / len(self.values)
-
-    def within(self, outside: float) -> tuple[float, float]:
+    def within(self, outside: float = 1 - statistics.CONFIDENCE) -> statistics.Interval:
         """Return the differences between which the true one lies, but for this probability."""
-        rounds, mean = self.rounds, self.ratio
-        if rounds < 2:
+        if self.freedom <= 0:
             return -DIFFERENCE_MAX, DIFFERENCE_MAX
-        error = math.sqrt(math.fsum((each - mean) ** 2 for each in self.values) / (rounds * (rounds - 1)))
-        reach = statistics.student_quantile(1 - outside / 2, rounds - 1) * error
-        return mean - reach, mean + reach
+        reach = statistics.student_quantile(1 - outside / 2, self.freedom) * self.standard_error
+        return self.log_ratio - reach, self.log_ratio + reach
 
 
 @dataclass(frozen=True)
@@ -231,7 +164,7 @@ class Finding:
     figure: str
     unit: str
     against: str
-    found: Estimated
+    found: statistics.Estimate
     may_be_more: bool
     """The true one may be above the interval, because a figure in it is only a bound."""
     may_be_less: bool
@@ -249,7 +182,7 @@ def judge(goals: Sequence[Goal], result: Result) -> list[GoalVerdict]:
 def judge_goal(goal: Goal, arm: str, result: Result, copies: dict[str, str]) -> GoalVerdict:
     """Judge one goal for one arm."""
     findings = [
-        finding for cell in result.cells if cell.name in goal.cells for finding in find(goal, arm, cell, copies)
+        finding for cell in result.cells if cell.name in goal.cell_names for finding in find(goal, arm, cell, copies)
     ]
     verdict = GoalVerdict(goal=goal.name, arm=arm, verdict="not measured", kind=goal.kind, limit=goal.limit)
     if not findings:
@@ -313,11 +246,11 @@ def against(goal: Goal, arm: str, rival: str, cell: Cell, metric: Metric, copies
     own = analysis.series_of(cell, arm, metric, copies)
     other: statistics.Series = analysis.series_of(cell, rival, metric, copies) if rival else [1.0] * len(own)
     bounds = [analysis.bounds_of(cell, each, metric, copies) for each in (arm, rival)]
-    found: Estimated | None
+    found: statistics.Estimate | None
     if goal.kind == "points_at_most":
         pairs = zip(cell.series(arm, metric.key), cell.series(rival, metric.key), strict=True)
-        values = tuple(one - two for one, two in pairs if one is not None and two is not None)
-        found = Difference(values) if values else None
+        found = statistics.estimate(np.array([one - two for one, two in pairs if one is not None and two is not None]))
+        found = found and Difference(**vars(found))
     elif goal.kind in AT_LEAST and metric.better == "lower":
         bounds.reverse()
         found = statistics.estimate(statistics.log_ratios(other, own))

@@ -182,11 +182,12 @@ def started(revision: Revision, command: str, plans: Sequence[workloads.CellPlan
         raise Refused(
             f"--start starts a server, and {wrong[0]} loads none; measure http, echo, rtt, churn, sweep or stream"
         )
-    table = manifest.Table(Path("ringlab guard"), "", {"--start": command})
-    known = manifest.PLACEHOLDERS["http"] | {"python"}
-    manifest.check_placeholders(table, "--start", command, known)
+    try:
+        manifest.check_command("http", command)
+    except ValueError as error:
+        raise Refused(f"--start {error}") from None
     if "{port}" not in command:
-        raise table.fail("--start", "must say where the port goes that the server shall listen on: write it as {port}")
+        raise Refused("--start must say where the port goes that the server shall listen on: write it as {port}")
     arm = manifest.Arm(
         name=STARTED,
         target=STARTED,

@@ -1,14 +1,11 @@
 """Targets: what each target.toml says, whether it can run here, and how it is built.
 
-A target is a folder with a `target.toml`; each of its variants is an arm. docs/lab.md describes the keys. An unknown
-key is an error, so that a misspelt one never goes unnoticed.
+A target is a folder with a `target.toml`; each of its variants is an arm. docs/lab.md describes the keys.
 """
 
 import contextlib
-import difflib
 import functools
 import json
-import math
 import os
 import re
 import select
@@ -17,17 +14,16 @@ import string
 import subprocess
 import sys
 import time
-import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Annotated, Any, Literal
 
-from ringlab import Refused, guarded, results, sources
+from ringlab import guarded, results, sources, tables
+from ringlab.tables import WrongFile, WrongKey
 
 FILE_NAME = "target.toml"
-KINDS = ("echo", "http", "discard", "bind", "asgi", "wsgi", "loops", "files")
-"""The kinds of work that a program can be asked for."""
 WORKLOADS = ("bind", "http", "rtt", "echo", "asgi", "wsgi", "loops", "files")
 SERVED = (*WORKLOADS, "discard")
 """The workloads that arms can serve, and what a workload of another name needs (workloads.LOADS)."""
@@ -38,22 +34,16 @@ SERVERS = ("echo", "http", "discard", *APPLICATIONS)
 """The kinds that are loaded from another process."""
 SUBJECTS = ("loops", "files")
 """The kinds whose program measures one thing itself, and prints its figures; what it measures is appended to its command."""
-SIGNALS = ("SIGTERM", "SIGINT", "SIGKILL")
-PARSERS = ("canned", "real", "none")
-BIND_MODES = ("bind", "listen", "accept")
+BindMode = Literal["bind", "listen", "accept"]
 PLACEHOLDERS_EVERYWHERE = frozenset({"build", "target", "python", "binary"})
 PLACEHOLDERS = {
-    "echo": frozenset({"host", "port", "workers"}),
-    "http": frozenset({"host", "port", "workers"}),
-    "discard": frozenset({"host", "port", "workers"}),
+    **dict.fromkeys(("echo", "http", "discard"), frozenset({"host", "port", "workers"})),
     "bind": frozenset({"mode", "count", "concurrent"}),
     **dict.fromkeys(APPLICATIONS, frozenset({"host", "port", "workers", "feature"})),
     **dict.fromkeys(SUBJECTS, frozenset({"window", "warm_up", "server_cpus", "load_cpus", "load"})),
 }
+"""By the kind of work that a program can be asked for."""
 DETECT_TIMEOUT_S = 60
-TIMEOUT_S_MIN = 0.1
-INTEGER_MIN, INTEGER_MAX = -(1 << 63), (1 << 63) - 1
-"""The range of integers in TOML (toml.io/en/v1.0.0#integer)."""
 BUILD_TIMEOUT_S = 1800
 BUILD_POLL_S = 0.2
 CARGO_PROGRESS = {"CARGO_TERM_PROGRESS_WHEN": "always", "CARGO_TERM_PROGRESS_WIDTH": "70"}
@@ -66,13 +56,8 @@ ANY_BYTES = "surrogateescape"
 OWN_VARIABLES = ("RINGLAB_LOAD", "RINGLAB_LOCKS", "RINGLAB_PYTHON", "RINGLAB_TARGETS")
 """The variables of the lab itself, which say to a server that it is measured, and nothing that it needs."""
 
-T = TypeVar("T")
 Tell = Callable[[str], object]
 """Is told how far something is, in a line."""
-
-
-class ManifestError(Refused):
-    """A manifest can't be used; the message names file, key and remedy."""
 
 
 class BuildFailed(Exception):
@@ -84,26 +69,92 @@ def again_name(name: str) -> str:
     return f"{name} (again)"
 
 
+def check_placeholders(allowed: Collection[str], text: str) -> None:
+    """Raise ValueError for placeholders that don't exist."""
+    try:
+        fields = [each for each in string.Formatter().parse(text) if each[1] is not None]
+    except ValueError as error:
+        raise ValueError(f"has an unbalanced brace ({error}); write {{{{ for a literal one") from None
+    for _, name, form, conversion in fields:
+        if form or conversion:
+            raise ValueError(f"has a format after {{{name}}}, which takes none")
+        if name not in allowed:
+            known = ", ".join(f"{{{each}}}" for each in sorted(allowed))
+            raise ValueError(f"uses {{{name}}}, which is not a placeholder here; known: {known}")
+
+
+def check_command(kind: str, text: str) -> None:
+    """Raise ValueError for a command that can't be that of a program for this kind of work."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"can't be split into words: {error}") from None
+    if not words:
+        raise ValueError("is empty")
+    check_placeholders(PLACEHOLDERS_EVERYWHERE | PLACEHOLDERS[kind], text)
+
+
+def check_name(name: str) -> None:
+    """Raise ValueError for a name that can't be given to --targets."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]*", name):
+        raise ValueError(f"is {name!r}; use letters, digits and . _ + -, without spaces")
+
+
+Name = Annotated[str, check_name]
+Template = Annotated[str, partial(check_placeholders, PLACEHOLDERS_EVERYWHERE)]
+Count = Annotated[int, tables.at_least(0)]
+Timeout = Annotated[float, tables.at_least(0.1)]
+
+
 @dataclass(frozen=True)
 class Detect:
     """The conditions under which a target can run."""
 
-    commands: tuple[str, ...] = ()
+    commands: tuple[Template, ...] = ()
     binary: str = ""
     """The environment variable that holds the path of an installed binary."""
-    needs: str = ""
-    install: str = ""
+    needs: Template = ""
+    install: Template = ""
     python: str = ""
     """The only version of Python that `install` works for, as 3.14; empty where others do, too."""
+
+    def __post_init__(self) -> None:
+        """Check that users are told what they lack."""
+        if (self.commands or self.binary) and not (self.needs and self.install):
+            lacking = "install" if self.needs else "needs"
+            raise ValueError(
+                f"{lacking} is missing: it tells users who lack the tool what it is, or which command installs it"
+            )
 
 
 @dataclass(frozen=True)
 class Build:
     """How a target is built; nothing to do where `command` is empty."""
 
-    command: str = ""
-    artefact: str = ""
+    command: Template = ""
+    artefact: Template = ""
     always: bool = False
+
+    def __post_init__(self) -> None:
+        """Check that something is made."""
+        if self.command and not self.artefact:
+            raise ValueError('artefact is missing: the file that the command makes, artefact = "{build}/..."')
+
+
+@dataclass(frozen=True)
+class Run:
+    """The commands by kind, not yet expanded, and what they need."""
+
+    echo: Annotated[str, partial(check_command, "echo")] = ""
+    http: Annotated[str, partial(check_command, "http")] = ""
+    discard: Annotated[str, partial(check_command, "discard")] = ""
+    bind: Annotated[str, partial(check_command, "bind")] = ""
+    asgi: Annotated[str, partial(check_command, "asgi")] = ""
+    wsgi: Annotated[str, partial(check_command, "wsgi")] = ""
+    loops: Annotated[str, partial(check_command, "loops")] = ""
+    files: Annotated[str, partial(check_command, "files")] = ""
+    environment: dict[str, Template] = field(default_factory=dict)
+    warm_up_s: Annotated[float, tables.at_least(0)] = 0.0
 
 
 @dataclass(frozen=True)
@@ -112,15 +163,15 @@ class Ready:
 
     line: str = "listening on "
     connect: bool = False
-    timeout_s: float = 10.0
+    timeout_s: Timeout = 10.0
 
 
 @dataclass(frozen=True)
 class Stop:
     """How a server is ended."""
 
-    signal: str = "SIGTERM"
-    timeout_s: float = 5.0
+    signal: Literal["SIGTERM", "SIGINT", "SIGKILL"] = "SIGTERM"
+    timeout_s: Timeout = 5.0
     exit_codes: tuple[int, ...] = (0,)
 
 
@@ -128,17 +179,48 @@ class Stop:
 class Declares:
     """The declarations of an arm about itself; None if it declares nothing."""
 
-    workers: int = 1
+    workers: Annotated[int, tables.at_least(1)] = 1
     """0 if nobody knows."""
-    max_workers: int = 0
+    max_workers: Count = 0
     nodelay: bool | None = None
-    backlog: int | None = None
-    buffer_bytes: int | None = None
-    parser: str = ""
-    bind_modes: tuple[str, ...] = BIND_MODES
+    backlog: Count | None = None
+    buffer_bytes: Count | None = None
+    parser: Literal["canned", "real", "none"] | None = None
+    bind_modes: tuple[BindMode, ...] = ("bind", "listen", "accept")
     half_close: bool = True
     lacks: tuple[str, ...] = ()
     """Features that some cells are about, and that the arm doesn't have."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How an arm differs from its target; it has what it doesn't say from it."""
+
+    name: Name
+    title: str = ""
+    workloads: tuple[str, ...] | None = None
+    arguments: tuple[Template, ...] = ()
+    environment: dict[str, Template] = field(default_factory=dict)
+    detect: Detect = Detect()
+    """Besides the target's."""
+    declares: dict[str, Any] = field(default_factory=dict)
+    quick: bool = True
+
+
+@dataclass(frozen=True)
+class Target:
+    """The contents of a target.toml."""
+
+    name: Name
+    language: str
+    title: str
+    detect: Detect = Detect()
+    build: Build = Build()
+    run: Run = Run()
+    ready: Ready = Ready()
+    stop: Stop = Stop()
+    declares: dict[str, Any] = field(default_factory=dict)
+    variants: tuple[Variant, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -224,315 +306,53 @@ class Arm:
         )
 
 
-class Table:
-    """One table of a manifest. It is read key by key; keys that were never read are an error."""
-
-    def __init__(self, path: Path, where: str, content: object) -> None:
-        """Take the table that is at `where` in the file."""
-        self.path = path
-        self.where = where
-        if not isinstance(content, dict):
-            raise ManifestError(f"{path}: {where} must be a table, not {content!r}")
-        self.content = content
-        self.known: set[str] = set()
-
-    def fail(self, key: str, text: str) -> ManifestError:
-        """Return an error about a key."""
-        place = f"{self.where}.{key}" if self.where else key
-        return ManifestError(f"{self.path}: {place} {text}")
-
-    def get(self, key: str, kind: type[T], default: T | None, what: str) -> T:
-        """Return the value of a key; one without a default must be there."""
-        self.known.add(key)
-        if key not in self.content:
-            if default is None:
-                raise self.fail(key, f"is missing: add {key} = {what}")
-            return default
-        value = self.content[key]
-        if kind is float and type(value) is int:
-            value = float(value)
-        if type(value) is not kind:
-            raise self.fail(key, f"must be {what}, not {value!r}")
-        return value
-
-    def text(self, key: str, default: str | None = None) -> str:
-        """Return a string."""
-        return self.get(key, str, default, '"a string"')
-
-    def seconds(self, key: str, default: float, *, least: float = 0.0) -> float:
-        """Return a finite time that isn't negative: TOML also has inf and nan."""
-        value = self.get(key, float, default, "a number of seconds")
-        if not (math.isfinite(value) and value >= least):
-            raise self.fail(key, f"must be a number of seconds, at least {least:g}, not {value!r}")
-        return value
-
-    def integer(self, key: str, default: int) -> int:
-        """Return a number that isn't negative."""
-        value = self.get(key, int, default, "a whole number")
-        if value < 0:
-            raise self.fail(key, f"must not be negative, it is {value}")
-        return value
-
-    def choice(self, key: str, default: str, choices: Sequence[str]) -> str:
-        """Return one of these strings."""
-        value = self.text(key, default)
-        if value != default and value not in choices:
-            raise self.fail(key, f"must be one of {', '.join(choices)}; it is {value!r}")
-        return value
-
-    def texts(self, key: str, default: Sequence[str] = ()) -> tuple[str, ...]:
-        """Return a list of strings."""
-        values = self.get(key, list, list(default), 'a list of strings, ["..."]')
-        if not all(isinstance(value, str) for value in values):
-            raise self.fail(key, f"must contain only strings, not {values!r}")
-        return tuple(values)
-
-    def mapping(self, key: str) -> dict[str, str]:
-        """Return a table of strings."""
-        values = self.get(key, dict, {}, 'a table of strings, { NAME = "value" }')
-        for name, value in values.items():
-            if not isinstance(value, str):
-                raise self.fail(f"{key}.{name}", f"must be a string, not {value!r}")
-        return values
-
-    def table(self, key: str) -> "Table":
-        """Return a table within, empty where there is none."""
-        self.known.add(key)
-        return Table(self.path, f"{self.where}.{key}" if self.where else key, self.content.get(key, {}))
-
-    def done(self) -> None:
-        """Raise an error for keys that were never read."""
-        for key in self.content:
-            if key not in self.known:
-                near = difflib.get_close_matches(key, self.known, n=1)
-                known = f"did you mean {near[0]}?" if near else f"known here: {', '.join(sorted(self.known))}"
-                raise self.fail(key, f"is not known; {known}")
-
-
-def check_placeholders(table: Table, key: str, text: str, allowed: frozenset[str]) -> None:
-    """Raise an error for placeholders that don't exist."""
-    try:
-        fields = [each for each in string.Formatter().parse(text) if each[1] is not None]
-    except ValueError as error:
-        raise table.fail(key, f"has an unbalanced brace ({error}); write {{{{ for a literal one") from None
-    for _, name, form, conversion in fields:
-        if form or conversion:
-            raise table.fail(key, f"has a format after {{{name}}}, which takes none")
-        if name in allowed:
-            continue
-        known = ", ".join(f"{{{each}}}" for each in sorted(allowed))
-        raise table.fail(key, f"uses {{{name}}}, which is not a placeholder here; known: {known}")
-
-
-def read_detect(table: Table) -> Detect:
-    """Read the conditions."""
-    detect = Detect(
-        table.texts("commands"),
-        table.text("binary", ""),
-        table.text("needs", ""),
-        table.text("install", ""),
-        table.text("python", ""),
-    )
-    if not re.fullmatch(r"(3\.[0-9]+)?", detect.python):
-        raise table.fail("python", f"must be a version like 3.14, not {detect.python!r}")
-    for command in (*detect.commands, detect.needs, detect.install):
-        check_placeholders(table, "commands", command, PLACEHOLDERS_EVERYWHERE)
-    if (detect.commands or detect.binary) and not (detect.needs and detect.install):
-        lacking = "needs" if not detect.needs else "install"
-        raise table.fail(
-            lacking, "is missing: it tells users who lack the tool what it is, or which command installs it"
-        )
-    table.done()
-    return detect
-
-
-def read_declares(table: Table, default: Declares) -> Declares:
-    """Read an arm's declarations, which override those of its target."""
-    workers = table.integer("workers", default.workers)
-    if workers == 0:
-        raise table.fail("workers", "must be at least 1")
-
-    def optional(key: str, read: Callable[[], T], value: T | None) -> T | None:
-        table.known.add(key)
-        return read() if key in table.content else value
-
-    modes = table.texts("bind_modes", default.bind_modes)
-    for mode in modes:
-        if mode not in BIND_MODES:
-            raise table.fail("bind_modes", f"accepts {', '.join(BIND_MODES)}, not {mode!r}")
-    declares = Declares(
-        workers=workers,
-        max_workers=table.integer("max_workers", default.max_workers),
-        nodelay=optional("nodelay", lambda: table.get("nodelay", bool, None, "true or false"), default.nodelay),
-        backlog=optional("backlog", lambda: table.integer("backlog", 0), default.backlog),
-        buffer_bytes=optional("buffer_bytes", lambda: table.integer("buffer_bytes", 0), default.buffer_bytes),
-        parser=table.choice("parser", default.parser, PARSERS),
-        bind_modes=modes,
-        half_close=table.get("half_close", bool, default.half_close, "true or false"),
-        lacks=table.texts("lacks", default.lacks),
-    )
-    table.done()
-    return declares
-
-
-def read_workloads(table: Table, commands: Mapping[str, str]) -> tuple[str, ...]:
-    """Read which workloads a variant serves: those that the target has commands for, or fewer."""
-    served = tuple(name for name in SERVED if KIND_OF_WORKLOAD[name] in commands)
-    asked = table.texts("workloads", served)
-    if not asked:
-        raise table.fail("workloads", f"is empty; choose from {', '.join(served)}")
-    for name in asked:
-        if name not in SERVED:
-            raise table.fail("workloads", f"accepts {', '.join(SERVED)}, not {name!r}")
-        if name not in served:
-            raise table.fail("workloads", f"has {name!r}, but there is no run.{KIND_OF_WORKLOAD[name]} to serve it")
-    return tuple(name for name in SERVED if name in asked)
-
-
-def read_commands(table: Table) -> dict[str, str]:
-    """Read the commands by kind."""
-    commands = {}
-    for kind in KINDS:
-        text = table.text(kind, "")
-        if not text:
-            continue
-        try:
-            words = shlex.split(text)
-        except ValueError as error:
-            raise table.fail(kind, f"can't be split into words: {error}") from None
-        if not words:
-            raise table.fail(kind, "is empty")
-        check_placeholders(table, kind, text, PLACEHOLDERS_EVERYWHERE | PLACEHOLDERS[kind])
-        commands[kind] = text
-    if not commands:
-        raise table.fail("", f"has no command; add one of {', '.join(KINDS)}")
-    return commands
-
-
-def check_numbers(content: object) -> None:
-    """Raise ValueError for whole numbers that tomllib reads and TOML doesn't have: they can be too long for an error message."""
-    if isinstance(content, dict | list):
-        for each in content.values() if isinstance(content, dict) else content:
-            check_numbers(each)
-    elif isinstance(content, int) and not INTEGER_MIN <= content <= INTEGER_MAX:
-        raise ValueError("it has a whole number of more than 64 bits")
-
-
 def read_target(path: Path, build_root: Path, python: str = "") -> list[Arm]:
-    """Return the arms of one manifest; raise ManifestError."""
-    try:
-        content = tomllib.loads(path.read_text())
-        check_numbers(content)
-    except OSError as error:
-        raise ManifestError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # Also of int(), and of too many brackets.
-        raise ManifestError(f"{path} is not valid TOML: {error}") from None
-    root = Table(path, "", content)
-    name = read_name(root)
-    if name != path.parent.name:
-        raise root.fail("name", f"is {name!r}, but the folder is called {path.parent.name!r}: they must be the same")
-    language, title = root.text("language"), root.text("title")
-    detect = read_detect(root.table("detect"))
-    build = read_build(root.table("build"))
-    run = root.table("run")
-    commands = read_commands(run)
-    environment = run.mapping("environment")
-    for value in environment.values():
-        check_placeholders(run, "environment", value, PLACEHOLDERS_EVERYWHERE)
-    warm_up_s = run.seconds("warm_up_s", 0.0)
-    run.done()
-    ready, stop = read_ready(root.table("ready")), read_stop(root.table("stop"))
-    declares = read_declares(root.table("declares"), Declares())
-    base = Arm(
-        name=name,
-        target=name,
-        language=language,
-        title=title,
-        folder=path.parent.resolve(),
-        build_folder=(build_root / name).absolute(),
-        commands=commands,
-        workloads=tuple(each for each in SERVED if KIND_OF_WORKLOAD[each] in commands),
-        environment=environment,
-        detects=(detect,),
-        build=build,
-        ready=ready,
-        stop=stop,
-        declares=declares,
-        warm_up_s=warm_up_s,
-        python=python,
-    )
-    variants = root.get("variants", list, [], "[[variants]]")
-    root.done()
-    arms = [read_variant(Table(path, f"variants[{index}]", variant), base) for index, variant in enumerate(variants)]
-    return arms or [base]
+    """Return the arms of one manifest; raise WrongFile."""
+    with tables.reading(path) as content:
+        target: Target = tables.read(Target, content)
+        if target.name != path.parent.name:
+            raise WrongKey(f"name is {target.name!r}, but the folder is called {path.parent.name!r}: they must be the same")
+        tables.read(Declares, target.declares, "declares")
+        commands = {kind: text for kind in PLACEHOLDERS if (text := getattr(target.run, kind))}
+        if not commands:
+            raise WrongKey(f"run has no command; add one of {', '.join(PLACEHOLDERS)}")
+        return [
+            Arm(
+                name=variant.name,
+                target=target.name,
+                language=target.language,
+                title=variant.title or target.title,
+                folder=path.parent.resolve(),
+                build_folder=(build_root / target.name).absolute(),
+                commands=commands,
+                workloads=workloads_of(variant, commands),
+                arguments=variant.arguments,
+                environment=target.run.environment | variant.environment,
+                detects=(target.detect, variant.detect),
+                build=target.build,
+                ready=target.ready,
+                stop=target.stop,
+                declares=tables.read(
+                    Declares, target.declares | variant.declares, f"variants[{variant.name!r}].declares"
+                ),
+                warm_up_s=target.run.warm_up_s,
+                python=python,
+                quick=variant.quick,
+            )
+            for variant in target.variants or [Variant(target.name)]
+        ]
 
 
-def read_name(table: Table) -> str:
-    """Read a name, which can be given to --targets."""
-    name = table.text("name")
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]*", name):
-        raise table.fail("name", f"is {name!r}; use letters, digits and . _ + -, without spaces")
-    return name
-
-
-def read_variant(table: Table, base: Arm) -> Arm:
-    """Return the arm that a variant describes."""
-    environment = table.mapping("environment")
-    arguments = table.texts("arguments")
-    for value in (*environment.values(), *arguments):
-        check_placeholders(table, "environment or arguments", value, PLACEHOLDERS_EVERYWHERE)
-    name = read_name(table)
-    arm = replace(
-        base,
-        name=name,
-        title=table.text("title", base.title),
-        environment={**base.environment, **environment},
-        arguments=arguments,
-        detects=(*base.detects, read_detect(table.table("detect"))),
-        declares=read_declares(table.table("declares"), base.declares),
-        workloads=read_workloads(table, base.commands),
-        quick=table.get("quick", bool, True, "true or false"),
-    )
-    table.done()
-    return arm
-
-
-def read_build(table: Table) -> Build:
-    """Read how a target is built."""
-    build = Build(
-        table.text("command", ""), table.text("artefact", ""), table.get("always", bool, False, "true or false")
-    )
-    check_placeholders(table, "command", build.command, PLACEHOLDERS_EVERYWHERE)
-    check_placeholders(table, "artefact", build.artefact, PLACEHOLDERS_EVERYWHERE)
-    if build.command and not build.artefact:
-        raise table.fail("artefact", 'is missing: the file that the command makes, artefact = "{build}/..."')
-    table.done()
-    return build
-
-
-def read_ready(table: Table) -> Ready:
-    """Read how a server says that it listens."""
-    ready = Ready(
-        table.text("line", Ready.line),
-        table.get("connect", bool, False, "true or false"),
-        table.seconds("timeout_s", Ready.timeout_s, least=TIMEOUT_S_MIN),
-    )
-    table.done()
-    return ready
-
-
-def read_stop(table: Table) -> Stop:
-    """Read how a server is ended."""
-    codes = table.get("exit_codes", list, list(Stop.exit_codes), "a list of numbers")
-    if not all(type(code) is int for code in codes):
-        raise table.fail("exit_codes", f"must contain only whole numbers, not {codes!r}")
-    stop = Stop(
-        table.choice("signal", Stop.signal, SIGNALS),
-        table.seconds("timeout_s", Stop.timeout_s, least=TIMEOUT_S_MIN),
-        tuple(codes),
-    )
-    table.done()
-    return stop
+def workloads_of(variant: Variant, commands: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the workloads that a variant serves: those that the target has commands for, or fewer; raise WrongKey."""
+    served = tuple(name for name in SERVED if KIND_OF_WORKLOAD[name] in commands)
+    asked = served if variant.workloads is None else variant.workloads
+    if not asked or not set(asked) <= {*served}:
+        raise WrongKey(
+            f"variants[{variant.name!r}].workloads must name some of {', '.join(served)}, which there are commands for in run,"
+            f" not {', '.join(asked) or 'none'}"
+        )
+    return tuple(name for name in served if name in asked)
 
 
 def default_folder() -> Path:
@@ -554,13 +374,13 @@ def discover(
 ) -> list[Arm]:
     """Return the arms of all targets in a folder, by name.
 
-    Raise ManifestError where there are none. Errors of single manifests go into `broken`, by the name of the folder; without it
+    Raise WrongFile where there are none. Errors of single manifests go into `broken`, by the name of the folder; without it
     they are raised.
     """
     folder = folder or default_folder()
     paths = sorted(folder.glob(f"*/{FILE_NAME}"))
     if not paths:
-        raise ManifestError(
+        raise WrongFile(
             f"no target in {folder}: each is a folder with a {FILE_NAME}; say where they are with --targets-folder or RINGLAB_TARGETS"
         )
     arms: dict[str, Arm] = {}
@@ -570,15 +390,15 @@ def discover(
             for arm in found:
                 if arm.name in arms:
                     other = arms[arm.name].folder / FILE_NAME
-                    raise ManifestError(f"{path}: the arm {arm.name} is in {other} as well; names must differ")
-        except ManifestError as error:
+                    raise WrongFile(f"{path}: the arm {arm.name} is in {other} as well; names must differ")
+        except WrongFile as error:
             if broken is None:
                 raise
             broken[path.parent.name] = str(error)
         else:
             arms |= {arm.name: arm for arm in found}
     if not arms and broken:
-        raise ManifestError("; ".join(broken.values()))
+        raise WrongFile("; ".join(broken.values()))
     return sorted(arms.values(), key=lambda arm: arm.name)
 
 

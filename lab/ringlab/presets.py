@@ -1,12 +1,10 @@
 """Presets: runs that are asked for by one name, from presets.toml in the lab's folder."""
 
-import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ringlab import Refused, nearest, sources
+from ringlab import Refused, nearest, sources, tables
 
 FILE_NAME = "presets.toml"
 
@@ -18,28 +16,17 @@ class Preset:
     title: str
     cells: tuple[str, ...]
     targets: tuple[str, ...] = ()
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
     """Of `ringlab run`, by their names there; what the user gives takes precedence."""
     goals: Path | None = None
+    """In presets.toml relative to its folder."""
 
 
 def read(path: Path) -> dict[str, Preset]:
-    """Return the presets of a file by their names; raise Refused."""
-    needed, known = {"title", "cells"}, {each.name for each in fields(Preset)}
-    found = {}
-    try:
-        for name, table in tomllib.loads(path.read_text()).items():
-            if not isinstance(table, dict) or not needed <= table.keys() <= known:
-                further = ", ".join(sorted(known - needed))
-                raise Refused(f"{path}: [{name}] must have title and cells, and may have {further}")
-            if wrong := [key for key in ("cells", "targets") if not isinstance(table.get(key, []), list)]:
-                raise Refused(f"{path}: [{name}] must have a list of names as {wrong[0]}")
-            goals = path.parent / table["goals"] if "goals" in table else None
-            what = {"cells": tuple(table["cells"]), "targets": tuple(table.get("targets", ()))}
-            found[name] = Preset(**{**table, **what, "goals": goals})
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise Refused(f"{path} cannot be read: {error}") from None
-    return found
+    """Return the presets of a file by their names; raise tables.WrongFile."""
+    with tables.reading(path) as content:
+        found: dict[str, Preset] = tables.read(dict[str, Preset], content)
+    return {name: replace(each, goals=each.goals and path.parent / each.goals) for name, each in found.items()}
 
 
 def all_presets() -> dict[str, Preset]:

@@ -198,14 +198,14 @@ def measure(
 
 def read_goals(
     path: Path, plans: Sequence[workloads.CellPlan], targets_folder: Path | None, must_reach: bool
-) -> list[goals.Goal]:
+) -> Sequence[goals.Goal]:
     """Return the goals in a file; raise Refused where they can't be judged by a run of these cells."""
     found = goals.read(path)
     known = [arm.name for arm in manifest.discover(targets_folder, broken={})]
     if must_reach:
         goals.check_arms(found, path, known)
     names = {plan.name for plan in plans}
-    if must_reach and not any(names.intersection(goal.cells) for goal in found):
+    if must_reach and not any(names & goal.cell_names for goal in found):
         raise Refused(
             f"none of the goals in {path} is about a cell of this run; leave out --goals, or name their cells"
         )

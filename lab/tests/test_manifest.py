@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ringlab import manifest, preflight, presets, selection, workloads
+from ringlab.tables import WrongFile
 
 GOOD = """
 name = "good"
@@ -100,56 +101,56 @@ def test_a_target_without_variants_is_an_arm(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('name = "good"', "", 'name is missing: add name = "a string"'),
+        ('name = "good"', "", "name is missing; needed here: name, language, title"),
         ('name = "good"', 'name = "bad"', "name is 'bad', but the folder is called 'good'"),
-        ('language = "C"', "language = 3", 'language must be "a string", not 3'),
+        ('language = "C"', "language = 3", "language must be a string, not 3"),
         ("[build]\ncommand", "[build]\ncomand", "build.comand is not known; did you mean command?"),
         ("[detect]", "[detects]", "detects is not known; did you mean detect?"),
         ('install = "apt-get install tool"', "", "detect.install is missing: it tells users who lack the tool"),
         ("--port {port}", "--port {prot}", "run.echo uses {prot}, which is not a placeholder here; known: {binary}, "),
         ("--port {port}", "--port {port", "run.echo has an unbalanced brace"),
         ("'two words'", "'two words", "run.echo can't be split into words: No closing quotation"),
-        ("workers = 1", "workers = 0", "declares.workers must be at least 1"),
+        ("workers = 1", "workers = 0", "declares.workers must be at least 1 and at most 1,000,000,000, not 0"),
         ("workers = 1", "workers = true", "declares.workers must be a whole number, not True"),
         ("nodelay = true", "nodelay = 1", "declares.nodelay must be true or false, not 1"),
-        ("nodelay = true", 'parser = "fast"', "declares.parser must be one of canned, real, none; it is 'fast'"),
+        ("nodelay = true", 'parser = "fast"', "declares.parser must be one of canned, real, none, not 'fast'"),
         (
             'bind_modes = ["listen"]',
             'bind_modes = ["open"]',
-            "declares.bind_modes accepts bind, listen, accept, not 'open'",
+            "declares.bind_modes[0] must be one of bind, listen, accept, not 'open'",
         ),
         (
             'workloads = ["rtt"]',
             'workloads = ["http"]',
-            "variants[1].workloads has 'http', but there is no run.http to serve it",
+            "variants['good-two'].workloads must name some of bind, rtt, echo, which there are commands for in run, not http",
         ),
         (
             'workloads = ["rtt"]',
             'workloads = ["ftp"]',
-            "variants[1].workloads accepts bind, http, rtt, echo, asgi, wsgi, loops, files, discard, not 'ftp'",
+            "variants['good-two'].workloads must name some of bind, rtt, echo, which there are commands for in run, not ftp",
         ),
-        ('name = "good-two"', 'name = "good two"', "variants[1].name is 'good two'; use letters, digits"),
+        ('name = "good-two"', 'name = "good two"', "variants['good two'].name is 'good two'; use letters, digits"),
         ('artefact = "{build}/server"', "", "build.artefact is missing: the file that the command makes"),
         ('environment = { ONE = "1"', "environment = { ONE = 1", "run.environment.ONE must be a string, not 1"),
         (
             "[declares]",
             '[stop]\nsignal = "SIGHUP"\n[declares]',
-            "stop.signal must be one of SIGTERM, SIGINT, SIGKILL; it is 'SIGHUP'",
+            "stop.signal must be one of SIGTERM, SIGINT, SIGKILL, not 'SIGHUP'",
         ),
-        ("[declares]", '[stop]\nexit_codes = ["0"]\n[declares]', "stop.exit_codes must contain only whole numbers"),
-        ("[declares]", '[ready]\ntimeout_s = "1"\n[declares]', "ready.timeout_s must be a number of seconds, not '1'"),
+        ("[declares]", '[stop]\nexit_codes = ["0"]\n[declares]', "stop.exit_codes[0] must be a whole number, not '0'"),
+        ("[declares]", '[ready]\ntimeout_s = "1"\n[declares]', "ready.timeout_s must be a number, not '1'"),
         (
             "[declares]",
             "[ready]\ntimeout_s = nan\n[declares]",
-            "ready.timeout_s must be a number of seconds, at least 0.1, not nan",
+            "ready.timeout_s must be at least 0.1 and at most 1,000,000,000, not nan",
         ),
         (
             "[declares]",
             "[stop]\ntimeout_s = inf\n[declares]",
-            "stop.timeout_s must be a number of seconds, at least 0.1, not inf",
+            "stop.timeout_s must be at least 0.1 and at most 1,000,000,000, not inf",
         ),
-        ("warm_up_s = 2", "warm_up_s = -1", "run.warm_up_s must be a number of seconds, at least 0, not -1.0"),
-        ('workloads = ["rtt"]', "workloads = []", "variants[1].workloads is empty; choose from bind, rtt, echo"),
+        ("warm_up_s = 2", "warm_up_s = -1", "run.warm_up_s must be at least 0 and at most 1,000,000,000, not -1.0"),
+        ('workloads = ["rtt"]', "workloads = []", "variants['good-two'].workloads must name some of bind, rtt, echo, which there are commands for in run, not none"),
         ("--port {port}", "--port {port:{x}}", "run.echo has a format after {port}, which takes none"),
         ("--port {port}", "--port {port!r}", "run.echo has a format after {port}, which takes none"),
         ('name = "good"', 'name = "very good"', "name is 'very good'; use letters, digits and . _ + -, without spaces"),
@@ -158,25 +159,21 @@ def test_a_target_without_variants_is_an_arm(tmp_path: Path) -> None:
 )
 def test_an_error_names_file_key_and_remedy(old: str, new: str, message: str, tmp_path: Path) -> None:
     assert old in GOOD
-    with pytest.raises(manifest.ManifestError) as caught:
+    with pytest.raises(WrongFile) as caught:
         read(tmp_path, GOOD.replace(old, new, 1))
     assert message in str(caught.value)
     assert str(tmp_path / "targets" / "good" / "target.toml") in str(caught.value)
 
 
-@pytest.mark.parametrize("number", [str(1 << 63), str(-(1 << 63) - 1), f"0x{'f' * 5000}"])
-@pytest.mark.parametrize("place", ["warm_up_s = 2", "workers = 1", "nodelay = true", '"listen"'])
-def test_a_whole_number_has_64_bits(place: str, number: str, tmp_path: Path) -> None:
-    key = place.partition("= ")[0]
-    text = GOOD.replace(place, f"{key}= {number}" if "=" in place else number)
-    assert text != GOOD
-    with pytest.raises(manifest.ManifestError, match=r"target\.toml is not valid TOML: it has a whole number of more"):
-        read(tmp_path, text)
+@pytest.mark.parametrize("number", [str(1 << 63), f"0x{'f' * 5000}"])
+def test_a_number_can_be_too_large(number: str, tmp_path: Path) -> None:
+    with pytest.raises(WrongFile, match=r"target\.toml: declares.workers "):
+        read(tmp_path, GOOD.replace("workers = 1", f"workers = {number}"))
 
 
 def test_a_target_without_commands_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(
-        manifest.ManifestError, match="has no command; add one of echo, http, discard, bind, asgi, wsgi"
+        WrongFile, match="has no command; add one of echo, http, discard, bind, asgi, wsgi"
     ):
         read(tmp_path, 'name = "good"\nlanguage = "C"\ntitle = "t"\n')
 
@@ -185,12 +182,12 @@ def test_two_arms_of_one_name_are_an_error(tmp_path: Path) -> None:
     text = 'name = "{}"\nlanguage = "C"\ntitle = "t"\n[run]\necho = "true"\n[[variants]]\nname = "same"\n'
     for name in ("one", "two"):
         write(tmp_path, text.format(name), name)
-    with pytest.raises(manifest.ManifestError, match="the arm same is in .*one/target.toml as well; names must differ"):
+    with pytest.raises(WrongFile, match="the arm same is in .*one/target.toml as well; names must differ"):
         manifest.discover(tmp_path / "targets")
 
 
 def test_a_folder_without_targets_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(manifest.ManifestError, match="say where they are with --targets-folder or RINGLAB_TARGETS"):
+    with pytest.raises(WrongFile, match="say where they are with --targets-folder or RINGLAB_TARGETS"):
         manifest.discover(tmp_path)
 
 

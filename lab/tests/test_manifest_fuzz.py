@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from ringlab import manifest
+from ringlab.tables import WrongFile
 from test_manifest import GOOD, read
 
 KEYS = st.sampled_from(
@@ -90,7 +91,7 @@ def test_a_manifest_with_any_value_is_read_or_refused(tmp_path: Path, place: tup
     assert tomllib.loads(text).keys() == document.keys()
     try:
         arms = read(tmp_path, text)
-    except manifest.ManifestError as error:
+    except WrongFile as error:
         assert manifest.FILE_NAME in str(error)
         return
     for arm in arms:
@@ -104,5 +105,5 @@ def test_a_manifest_with_any_value_is_read_or_refused(tmp_path: Path, place: tup
 def test_a_manifest_that_is_damaged_is_read_or_refused(tmp_path: Path, start: int, length: int, inserted: str) -> None:
     try:
         read(tmp_path, GOOD[:start] + inserted + GOOD[start + length :])
-    except manifest.ManifestError as error:
+    except WrongFile as error:
         assert manifest.FILE_NAME in str(error)
