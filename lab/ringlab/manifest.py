@@ -4,7 +4,6 @@ A target is a folder with a `target.toml`; each of its variants is an arm. docs/
 """
 
 import contextlib
-import functools
 import json
 import os
 import re
@@ -14,7 +13,7 @@ import string
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -35,7 +34,7 @@ SERVERS = ("echo", "http", "discard", *APPLICATIONS)
 SUBJECTS = ("loops", "files")
 """The kinds whose program measures one thing itself, and prints its figures; what it measures is appended to its command."""
 BindMode = Literal["bind", "listen", "accept"]
-PLACEHOLDERS_EVERYWHERE = frozenset({"build", "target", "python", "binary"})
+PLACEHOLDERS_EVERYWHERE = frozenset({"build", "target", "python"})
 PLACEHOLDERS = {
     **dict.fromkeys(("echo", "http", "discard"), frozenset({"host", "port", "workers"})),
     "bind": frozenset({"mode", "count", "concurrent"}),
@@ -111,8 +110,6 @@ class Detect:
     """The conditions under which a target can run."""
 
     commands: tuple[Template, ...] = ()
-    binary: str = ""
-    """The environment variable that holds the path of an installed binary."""
     needs: Template = ""
     install: Template = ""
     python: str = ""
@@ -120,7 +117,7 @@ class Detect:
 
     def __post_init__(self) -> None:
         """Check that users are told what they lack."""
-        if (self.commands or self.binary) and not (self.needs and self.install):
+        if self.commands and not (self.needs and self.install):
             lacking = "install" if self.needs else "needs"
             raise ValueError(
                 f"{lacking} is missing: it tells users who lack the tool what it is, or which command installs it"
@@ -260,9 +257,8 @@ class Arm:
 
     def placeholders(self) -> dict[str, str]:
         """Return the placeholders that are the same in all commands."""
-        binary = next((os.environ.get(detect.binary, "") for detect in self.detects if detect.binary), "")
         python = self.python or os.environ.get("RINGLAB_PYTHON") or sys.executable
-        return {"build": str(self.build_folder), "target": str(self.folder), "python": python, "binary": binary}
+        return {"build": str(self.build_folder), "target": str(self.folder), "python": python}
 
     def expand(self, text: str) -> str:
         """Put values for the placeholders that are the same in all commands."""
@@ -419,46 +415,21 @@ class Presence:
 
 def detect_all(arm: Arm, cache: dict[tuple[str, str], Presence] | None = None) -> Presence:
     """Find out whether what an arm needs is here; `cache` spares asking the same twice."""
+    cache = {} if cache is None else cache
     version = ""
     for detect in arm.detects:
-        for presence in detect_each(arm, detect, {} if cache is None else cache):
-            if presence.skipped:
-                return presence
-            version = version or presence.version
+        needs, install = arm.expand(detect.needs), arm.shell(detect.install)
+        if detect.python:
+            install = f"export RINGLAB_PYTHON=/path/to/python{detect.python}, and then: {install}"
+        for text in detect.commands:
+            command = arm.shell(text)
+            key = (str(arm.folder), command)
+            if key not in cache:
+                cache[key] = ask(arm, command, needs, install)
+            if cache[key].skipped:
+                return cache[key]
+            version = version or cache[key].version
     return Presence(version)
-
-
-@functools.cache
-def python_version(python: str) -> str:
-    """Return the version of an interpreter as 3.14, or nothing where it doesn't run."""
-    words = [python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        done = subprocess.run(words, capture_output=True, text=True, timeout=DETECT_TIMEOUT_S, check=False)
-        return done.stdout.strip()
-    return ""
-
-
-def detect_each(arm: Arm, detect: Detect, cache: dict[tuple[str, str], Presence]) -> Iterator[Presence]:
-    """Yield the finding about each need, and end with the first that is missing."""
-    needs, install = arm.expand(detect.needs), arm.shell(detect.install)
-    if detect.python and detect.python != (has := python_version(arm.placeholders()["python"])):
-        install = (
-            f"export RINGLAB_PYTHON=/path/to/python{detect.python} (this one is {has or 'none'}), and then: {install}"
-        )
-    if detect.binary:
-        path = os.environ.get(detect.binary, "")
-        if not path:
-            yield Presence(skipped=f"{needs}: {detect.binary} isn't set to the path of its binary", install=install)
-            return
-        if not os.access(path, os.X_OK):
-            yield Presence(skipped=f"{needs}: {detect.binary} is {path}, which can't be run", install=install)
-            return
-    for text in detect.commands:
-        command = arm.shell(text)
-        key = (str(arm.folder), command)
-        if key not in cache:
-            cache[key] = ask(arm, command, needs, install)
-        yield cache[key]
 
 
 def ask(arm: Arm, command: str, needs: str, install: str) -> Presence:
