@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import re
-import select
 import shlex
 import string
 import subprocess
@@ -45,6 +44,8 @@ PLACEHOLDERS = {
 DETECT_TIMEOUT_S = 60
 BUILD_TIMEOUT_S = 1800
 BUILD_POLL_S = 0.2
+NEWEST_BYTES = 4096
+"""Of a build's output: in these its newest line is looked for."""
 CARGO_PROGRESS = {"CARGO_TERM_PROGRESS_WHEN": "always", "CARGO_TERM_PROGRESS_WIDTH": "70"}
 """The environment in which cargo draws its progress also into a pipe."""
 TERMINAL_CODES = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
@@ -307,7 +308,9 @@ def read_target(path: Path, build_root: Path, python: str = "") -> list[Arm]:
     with tables.reading(path) as content:
         target: Target = tables.read(Target, content)
         if target.name != path.parent.name:
-            raise WrongKey(f"name is {target.name!r}, but the folder is called {path.parent.name!r}: they must be the same")
+            raise WrongKey(
+                f"name is {target.name!r}, but the folder is called {path.parent.name!r}: they must be the same"
+            )
         tables.read(Declares, target.declares, "declares")
         commands = {kind: text for kind in PLACEHOLDERS if (text := getattr(target.run, kind))}
         if not commands:
@@ -345,7 +348,7 @@ def workloads_of(variant: Variant, commands: Mapping[str, str]) -> tuple[str, ..
     asked = served if variant.workloads is None else variant.workloads
     if not asked or not set(asked) <= {*served}:
         raise WrongKey(
-            f"variants[{variant.name!r}].workloads must name some of {', '.join(served)}, which there are commands for in run,"
+            f"variants[{variant.name!r}].workloads must name some of {', '.join(served)}, as run serves them,"
             f" not {', '.join(asked) or 'none'}"
         )
     return tuple(name for name in served if name in asked)
@@ -499,51 +502,44 @@ def run_build(
     tell: Tell,
     stdout: IO[bytes] | None = None,
 ) -> None:
-    """Run a command that builds something, and tell each line of its output, which goes into a log. Raise BuildFailed.
+    """Run a command that builds something, and tell the newest line of its output, which goes into a log. Raise BuildFailed.
 
     `shown` is the command in messages. `stdout` gets its standard output, where that is for programs.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + limit_s
     tell(shown)
-    with log.open("wb") as kept:
-        kept.write(f"$ {shown}\n".encode(errors=ANY_BYTES))
+    told, ended = "", False
+    with log.open("w+b", buffering=0) as kept:
+        begin = kept.write(f"$ {shown}\n".encode(errors=ANY_BYTES))
         process = guarded.Guarded(
             list(words),
             cwd=folder,
             env={**environment, **CARGO_PROGRESS},
             stdin=subprocess.DEVNULL,
-            stdout=stdout or subprocess.PIPE,
-            stderr=subprocess.PIPE if stdout else subprocess.STDOUT,
+            stdout=stdout or kept,
+            stderr=kept,
         )
-        output = process.stderr if stdout else process.stdout
-        assert output is not None
         try:
-            pending = b""
-            while time.monotonic() < deadline:
-                # Asked before anything is read, because what has ended writes nothing more.
-                ended = process.poll() is not None
-                if not select.select([output], [], [], 0 if ended else BUILD_POLL_S)[0]:
-                    if ended:
-                        break
-                    continue
-                if not (data := os.read(output.fileno(), 1 << 16)):
-                    break
-                pending = TERMINAL_CODES.sub(b"", pending + data)
+            while not ended:
+                if time.monotonic() > deadline:
+                    raise BuildFailed(f"`{shown}` didn't end within {limit_s:.0f} s; its output: {log}")
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(BUILD_POLL_S)
+                    ended = True
+                newest = os.pread(
+                    kept.fileno(), NEWEST_BYTES, max(begin, os.stat(kept.fileno()).st_size - NEWEST_BYTES)
+                )
                 # Progress is drawn over itself, from a carriage return on. The piece behind the last end isn't complete.
-                *pieces, _ = re.split(rb"[\r\n]", pending)
-                *lines, pending = pending.split(b"\n")
-                kept.writelines(line.rpartition(b"\r")[2] + b"\n" for line in lines)
-                kept.flush()
-                if text := last_line(b"\n".join(pieces).decode(errors="replace")):
+                *pieces, _ = re.split(rb"[\r\n]", TERMINAL_CODES.sub(b"", newest))
+                text = last_line(b"\n".join(pieces).decode(errors="replace"))
+                if text not in ("", told):
                     tell(text)
-            kept.write(pending.rpartition(b"\r")[2])
-            process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            raise BuildFailed(f"`{shown}` didn't end within {limit_s:.0f} s; its output: {log}") from None
+                    told = text
         finally:
             process.end()
-            output.close()
+            lines = TERMINAL_CODES.sub(b"", log.read_bytes()).split(b"\n")
+            log.write_bytes(b"\n".join(line.rpartition(b"\r")[2] for line in lines))
     if process.returncode != 0:
         words_said = results.shorten(last_line(log.read_text(errors="replace")))
         raise BuildFailed(f"`{shown}` failed with code {process.returncode}: {words_said}; all of its output: {log}")

@@ -63,7 +63,9 @@ def read(kind: Any, value: Any, place: str = "") -> Any:
     if origin in (typing.Union, types.UnionType):  # Of a type and None, which no file has.
         return read(arguments[0], value, place)
     if origin is tuple:
-        return tuple(read(arguments[0], each, element(place, index, each)) for index, each in enumerate(read(list, value, place)))
+        return tuple(
+            read(arguments[0], each, element(place, index, each)) for index, each in enumerate(read(list, value, place))
+        )
     if origin is dict:
         return {key: read(arguments[1], each, within(place, key)) for key, each in read(dict, value, place).items()}
     if dataclasses.is_dataclass(kind):

@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -122,12 +121,12 @@ def test_a_target_without_variants_is_an_arm(tmp_path: Path) -> None:
         (
             'workloads = ["rtt"]',
             'workloads = ["http"]',
-            "variants['good-two'].workloads must name some of bind, rtt, echo, which there are commands for in run, not http",
+            "variants['good-two'].workloads must name some of bind, rtt, echo, as run serves them, not http",
         ),
         (
             'workloads = ["rtt"]',
             'workloads = ["ftp"]',
-            "variants['good-two'].workloads must name some of bind, rtt, echo, which there are commands for in run, not ftp",
+            "variants['good-two'].workloads must name some of bind, rtt, echo, as run serves them, not ftp",
         ),
         ('name = "good-two"', 'name = "good two"', "variants['good two'].name is 'good two'; use letters, digits"),
         ('artefact = "{build}/server"', "", "build.artefact is missing: the file that the command makes"),
@@ -150,7 +149,11 @@ def test_a_target_without_variants_is_an_arm(tmp_path: Path) -> None:
             "stop.timeout_s must be at least 0.1 and at most 1,000,000,000, not inf",
         ),
         ("warm_up_s = 2", "warm_up_s = -1", "run.warm_up_s must be at least 0 and at most 1,000,000,000, not -1.0"),
-        ('workloads = ["rtt"]', "workloads = []", "variants['good-two'].workloads must name some of bind, rtt, echo, which there are commands for in run, not none"),
+        (
+            'workloads = ["rtt"]',
+            "workloads = []",
+            "variants['good-two'].workloads must name some of bind, rtt, echo, as run serves them, not none",
+        ),
         ("--port {port}", "--port {port:{x}}", "run.echo has a format after {port}, which takes none"),
         ("--port {port}", "--port {port!r}", "run.echo has a format after {port}, which takes none"),
         ('name = "good"', 'name = "very good"', "name is 'very good'; use letters, digits and . _ + -, without spaces"),
@@ -172,9 +175,7 @@ def test_a_number_can_be_too_large(number: str, tmp_path: Path) -> None:
 
 
 def test_a_target_without_commands_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(
-        WrongFile, match="has no command; add one of echo, http, discard, bind, asgi, wsgi"
-    ):
+    with pytest.raises(WrongFile, match="has no command; add one of echo, http, discard, bind, asgi, wsgi"):
         read(tmp_path, 'name = "good"\nlanguage = "C"\ntitle = "t"\n')
 
 
@@ -340,7 +341,9 @@ def test_folders_may_have_spaces(tmp_path: Path) -> None:
     assert manifest.is_built(arm)
 
 
-@pytest.mark.parametrize(("python", "hint"), [("3.14", "export RINGLAB_PYTHON=/path/to/python3.14, and then: "), ("", "")])
+@pytest.mark.parametrize(
+    ("python", "hint"), [("3.14", "export RINGLAB_PYTHON=/path/to/python3.14, and then: "), ("", "")]
+)
 def test_an_install_hint_names_the_python(python: str, hint: str, tmp_path: Path) -> None:
     detect = f'commands = ["false"]\npython = "{python}"'
     arm = read(tmp_path, GOOD.replace('commands = ["echo version 7"]', detect))[0]
