@@ -7,17 +7,14 @@ which CPUs it uses. Whoever begins looks at the others under one lock for all.
 import contextlib
 import datetime
 import fcntl
-import json
 import os
 import shlex
-import stat
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -25,7 +22,6 @@ from ringlab import Refused, results
 
 FOLDER_VARIABLE = "RINGLAB_LOCKS"
 POLL_S = 0.5
-DOOR = "door"
 PREFIX, SUFFIX = "ringlab-", ".lock"
 """Of a lab's file. Others, in a folder that somebody has named, are not touched."""
 WAIT_MINUTES = 60.0
@@ -33,54 +29,38 @@ IfBusy = str
 """Says what to do where another lab measures: refuse, wait, wait:MINUTES or beside."""
 
 
-class IfBusyType(click.ParamType[IfBusy]):
-    """The value of --if-busy."""
-
-    name = "if_busy"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> IfBusy:
-        """Return it, checked."""
-        with contextlib.suppress(ValueError):
-            if value in ("refuse", "beside") or waiting_s(value) > 0:
-                return str(value)
-        self.fail(f"{value!r} is none of refuse, wait, wait:MINUTES and beside", param, ctx)
+def minutes_of(if_busy: IfBusy) -> float:
+    """Return how long another lab is waited for."""
+    word, _, minutes = if_busy.partition(":")
+    return float(minutes or WAIT_MINUTES) if word == "wait" else 0.0
 
 
-def if_busy_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the option that says what to do where another lab measures on this machine."""
-    return click.option(
-        "--if-busy",
-        type=IfBusyType(),
-        metavar="[refuse|wait|wait:MINUTES|beside]",
-        default="refuse",
-        show_default=True,
-        help=f"If another lab is measuring on this machine: refuse, wait until it ends (at most {WAIT_MINUTES:g} minutes, or"
-        " MINUTES), or measure on other CPUs (beside).",
-    )(function)
+def check_if_busy(value: str) -> IfBusy:
+    """Return the value of --if-busy; raise click.BadParameter."""
+    with contextlib.suppress(ValueError):
+        if value in ("refuse", "wait", "beside") or (value.startswith("wait:") and float(value[5:]) > 0):
+            return value
+    raise click.BadParameter(f"{value!r} is none of refuse, wait, wait:MINUTES and beside")
 
 
-def waiting_s(if_busy: IfBusy) -> float:
-    """Return how long another lab is waited for; raise ValueError."""
-    word, colon, minutes = if_busy.partition(":")
-    if word != "wait":
-        raise ValueError(if_busy)
-    return 60 * (float(minutes) if colon else WAIT_MINUTES)
+if_busy_option = click.option(
+    "--if-busy",
+    type=check_if_busy,
+    metavar="[refuse|wait|wait:MINUTES|beside]",
+    default="refuse",
+    show_default=True,
+    help=f"If another lab is measuring on this machine: refuse, wait until it ends (at most {WAIT_MINUTES:g} minutes, or"
+    " MINUTES), or measure on other CPUs (beside).",
+)
 
 
 @dataclass(frozen=True)
 class Neighbour:
     """A lab that measures at this moment."""
 
-    pid: int
-    begun: str
-    command: str
+    who: str
     cpus: tuple[int, ...]
     """Those of its servers and its load; none where the kernel places them."""
-
-    def __str__(self) -> str:
-        """Say who it is."""
-        where = f"CPUs {', '.join(map(str, self.cpus))}" if self.cpus else "any CPU"
-        return f"process {self.pid}, since {self.begun}, on {where}: {self.command}"
 
 
 def folder() -> Path:
@@ -88,21 +68,15 @@ def folder() -> Path:
     return Path(os.environ.get(FOLDER_VARIABLE) or Path(tempfile.gettempdir()) / "ringlab")
 
 
-def printable(text: str) -> str:
-    """Return a text of somebody else without what a terminal would take for commands."""
-    return "".join(each if each.isprintable() else "?" for each in results.shorten(text))
-
-
 def read(path: Path) -> Neighbour:
     """Read who holds the lock of a file."""
     try:
-        content = json.loads(path.read_text())
-        cpus = tuple(int(each) for each in content["cpus"])
-        return Neighbour(
-            int(content["pid"]), printable(str(content["begun"])), printable(str(content["command"])), cpus
-        )
-    except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
-        return Neighbour(0, "an unknown time", f"whoever holds {path}", ())
+        cpus, _, who = path.read_text(encoding="utf-8", errors="replace").partition(":")
+        # A terminal would take some of what somebody else may have written for commands.
+        who = "".join(each if each.isprintable() else "?" for each in results.shorten(who))
+        return Neighbour(who, tuple(int(each) for each in cpus.split()))
+    except (OSError, ValueError):
+        return Neighbour(f"whoever holds {path}", ())
 
 
 def is_held(path: Path) -> bool:
@@ -126,28 +100,12 @@ def is_held(path: Path) -> bool:
 @contextlib.contextmanager
 def door(place: Path) -> Iterator[None]:
     """Let one lab at a time look at the others."""
-    path = place / DOOR
-    flags = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_RDONLY
-    try:
-        # Another user's file can't be opened with O_CREAT in a folder for all (protected_regular in sysctl/fs.rst).
-        descriptor = os.open(path, flags)
-    except FileNotFoundError:
-        descriptor = os.open(path, flags | os.O_CREAT, 0o644)
-        os.fchmod(descriptor, 0o644)  # Whatever the umask: others must be able to open it.
+    descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
         os.close(descriptor)
-
-
-def make(place: Path) -> None:
-    """Make the folder, in which everybody may add files and remove only their own."""
-    try:
-        place.mkdir()
-    except FileExistsError:
-        return
-    place.chmod(stat.S_ISVTX | 0o777)
 
 
 @contextlib.contextmanager
@@ -158,9 +116,11 @@ def announced(
 
     Raise Refused where another lab measures, unless it is to be waited for and ends in time, or to be measured beside.
     """
-    place, began = folder(), 0.0
+    place, begun, told = folder(), time.monotonic(), False
     try:
-        make(place)
+        with contextlib.suppress(FileExistsError):
+            place.mkdir()
+            place.chmod(0o1777)  # Everybody may add files, and remove only their own.
         with door(place):
             pass
     except OSError as error:
@@ -174,21 +134,16 @@ def announced(
                 placement = beside(choose, others)
                 own, descriptor = announce(place, placement)
                 break
-        who = "; ".join(map(str, others))
-        if if_busy == "refuse":
+        who, minutes = "; ".join(other.who for other in others), minutes_of(if_busy)
+        if time.monotonic() - begun >= 60 * minutes:
+            still = f", still after {minutes:g} minutes" if minutes else ""
             raise Refused(
-                f"another lab measures on this machine: {who}; wait for it with --if-busy wait,"
+                f"another lab measures on this machine{still}: {who}; wait for it with --if-busy wait or wait:MINUTES,"
                 " or measure on other CPUs with --if-busy beside"
             )
-        limit_s = waiting_s(if_busy)
-        if not began:
-            began = time.monotonic()
-            tell(f"waiting at most {limit_s / 60:g} minutes for another lab: {who}")
-        if time.monotonic() - began > limit_s:
-            raise Refused(
-                f"another lab still measures after {limit_s / 60:g} minutes: {who}; wait longer with --if-busy wait:MINUTES,"
-                " or measure on other CPUs with --if-busy beside"
-            )
+        if not told:
+            tell(f"waiting at most {minutes:g} minutes for another lab: {who}")
+            told = True
         time.sleep(POLL_S)
     try:
         yield placement
@@ -202,7 +157,7 @@ def beside(choose: Callable[[set[int]], results.Placement], others: list[Neighbo
     taken = {cpu for other in others for cpu in other.cpus}
     placement = choose(taken)
     if others and (not placement.server or not all(other.cpus for other in others)):
-        who = "; ".join(map(str, others))
+        who = "; ".join(other.who for other in others)
         raise Refused(f"another lab measures on this machine, and too few CPUs are left beside it: {who}")
     if others:
         placement.text += f"; beside another lab on CPU {', '.join(map(str, sorted(taken)))}"
@@ -214,11 +169,10 @@ def announce(place: Path, placement: results.Placement) -> tuple[Path, int]:
     descriptor, name = tempfile.mkstemp(SUFFIX, PREFIX, place)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     os.fchmod(descriptor, 0o644)
-    content = {
-        "pid": os.getpid(),
-        "begun": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-        "command": shlex.join(["ringlab", *sys.argv[1:]]),
-        "cpus": sorted({*placement.server, *placement.client}),
-    }
-    os.write(descriptor, json.dumps(content).encode())
+    cpus = [str(cpu) for cpu in sorted({*placement.server, *placement.client})]
+    begun = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+    command = shlex.join(["ringlab", *sys.argv[1:]])
+    where = f"CPUs {', '.join(cpus)}" if cpus else "any CPU"
+    text = f"{' '.join(cpus)}:process {os.getpid()}, since {begun}, on {where}: {command}"
+    os.write(descriptor, text.encode(errors="replace"))
     return Path(name), descriptor
