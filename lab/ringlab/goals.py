@@ -280,8 +280,6 @@ def sentence_of(verdict: GoalVerdict, rounds: int) -> str:
     value, low, high = verdict.value, verdict.low, verdict.high
     if verdict.kind == "at_most":
         write = [figures.in_unit(each, verdict.unit) for each in (value, low, high)]
-    elif verdict.kind == "points_at_most":
-        write = [f"{each:.2f}" for each in (value, low, high)]
     else:
         write = [f"{each:.2f}" if abs(each) < 10 else f"{each:.1f}" for each in (value, low, high)]
     times = " times" if verdict.kind in ("better_by", "times_at_most", "never_worse_by") else ""

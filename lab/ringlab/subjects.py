@@ -3,44 +3,39 @@
 A program gets the words of a cell, and prints the figures; lab/targets/loops and lab/targets/files have these programs.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from ringlab.results import Metric
 
-Windows = Literal["operation", "load", "wait", "files"]
-WINDOWS_S: dict[Windows, dict[str, float]] = {
-    "operation": {"quick": 0.1, "normal": 0.3, "publish": 1.0},
-    "load": {"quick": 0.25, "normal": 1.0, "publish": 2.0},
-    "wait": {"quick": 0.6, "normal": 5.0, "publish": 5.0},
-    "files": {"quick": 0.1, "normal": 0.2, "publish": 0.5},
-}
+QUICK = frozenset({"quick", "normal", "publish"})
+NORMAL = frozenset({"normal", "publish"})
+OPERATION_S = {"quick": 0.1, "normal": 0.3, "publish": 1.0}
 """How long is measured, by scale."""
+LOAD_S = {"quick": 0.25, "normal": 1.0, "publish": 2.0}
+WAIT_S = {"quick": 0.6, "normal": 5.0, "publish": 5.0}
+FILES_S = {"quick": 0.1, "normal": 0.2, "publish": 0.5}
 SIZES = {"64B": 64, "1KB": 1024, "16KB": 16 * 1024, "64KB": 64 * 1024, "100KB": 100 * 1024}
 CONNECTIONS = (1, 50, 500)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """One thing that a program measures."""
+    """One thing that a program measures; workloads.CellPlan has the same fields."""
 
     name: str
+    workload: Literal["loops", "files"] = "loops"
     title: str
     operation: str
     metrics: tuple[Metric, ...]
-    words: tuple[str, ...]
-    """The words of its command line."""
-    windows: Windows
-    quick: bool = False
+    scales: frozenset[str]
+    subject_words: tuple[str, ...]
+    windows_s: Mapping[str, float]
     features: tuple[str, ...] = ()
-    """The features that an arm must not lack."""
     checked: bool = False
-    """A machine may be unable to measure it, and is asked first."""
     connections: int = 0
     size_bytes: int = 0
-    starts: int = 1
-    """How many processes a sample starts besides the program: for the estimate of the time only."""
 
 
 def lower(key: str, title: str, unit: str = "ns", *, primary: bool = False) -> Metric:
@@ -48,11 +43,16 @@ def lower(key: str, title: str, unit: str = "ns", *, primary: bool = False) -> M
     return Metric(key=key, title=title, unit=unit, better="lower", primary=primary)
 
 
+def higher(key: str, title: str, unit: str = "/s", *, primary: bool = False) -> Metric:
+    """Return a metric of which more is better."""
+    return Metric(key=key, title=title, unit=unit, better="higher", primary=primary)
+
+
 OPERATION = lower("operation_ns", "time per operation", primary=True)
 CPU_NS = lower("cpu_ns", "CPU per operation")
 SERVER_CPU = lower("server_cpu_us", "server CPU per operation", "us", primary=True)
 SHARE = lower("server_cpu_percent", "server CPU", "% of a CPU", primary=True)
-RATE = Metric(key="operations_per_s", title="rate", unit="/s", better="higher")
+RATE = higher("operations_per_s", "rate")
 P50, P99 = lower("latency_ns_p50", "latency p50"), lower("latency_ns_p99", "latency p99")
 LOADED = (SERVER_CPU, RATE, P50, P99)
 
@@ -67,9 +67,9 @@ def operation(
         title=title,
         operation="operation",
         metrics=metrics or (OPERATION, *more),
-        words=("micro", subject),
-        windows="operation",
-        quick=quick,
+        subject_words=("micro", subject),
+        windows_s=OPERATION_S,
+        scales=QUICK if quick else NORMAL,
         features=features,
         checked=checked,
     )
@@ -120,7 +120,7 @@ def scheduling() -> Iterator[Subject]:
             lower("late_ms_max", "late at most", "ms", primary=True),
             lower("late_ms_p50", "late p50", "ms"),
             lower("post_ms_max", "the longest post", "ms"),
-            Metric(key="callbacks_per_s", title="callbacks", unit="/s", better="higher"),
+            higher("callbacks_per_s", "callbacks"),
         ),
     )
     yield operation(
@@ -231,14 +231,13 @@ def echo(transport: str, api: str, size: str, connections: int) -> Subject:
         title=f"messages of {size} there and back over {STACKS[transport]}, {connections} {who}, through {api}",
         operation="message",
         metrics=LOADED,
-        words=("echo", api, transport, str(SIZES[size]), str(connections)),
-        windows="load",
-        quick=name in QUICK_ECHO,
+        subject_words=("echo", api, transport, str(SIZES[size]), str(connections)),
+        windows_s=LOAD_S,
+        scales=QUICK if name in QUICK_ECHO else NORMAL,
         features=() if transport == "tcp" else (transport,),
         checked=transport == "tls",
         connections=connections,
         size_bytes=SIZES[size],
-        starts=3,
     )
 
 
@@ -268,13 +267,12 @@ def https() -> Iterator[Subject]:
                 title=f"GET on {connections} connections, answered by {framework}",
                 operation="request",
                 metrics=LOADED,
-                words=("http", framework, str(connections)),
-                windows="load",
-                quick=True,
+                subject_words=("http", framework, str(connections)),
+                windows_s=LOAD_S,
+                scales=QUICK,
                 features=("loop",),
                 checked=True,
                 connections=connections,
-                starts=5,
             )
 
 
@@ -289,12 +287,11 @@ def waiting() -> Iterator[Subject]:
             title=title,
             operation="second",
             metrics=(SHARE, *more),
-            words=("wait", str(interval_us)),
-            windows="wait",
-            quick=True,
+            subject_words=("wait", str(interval_us)),
+            windows_s=WAIT_S,
+            scales=QUICK,
             connections=1,
             size_bytes=1024,
-            starts=3,
         )
 
 
@@ -312,12 +309,13 @@ def files() -> Iterator[Subject]:
     ):
         yield Subject(
             name=f"files/{name}",
+            workload="files",
             title=title,
             operation="operation",
             metrics=(OPERATION,),
-            words=(name,),
-            windows="files",
-            quick=True,
+            subject_words=(name,),
+            windows_s=FILES_S,
+            scales=QUICK,
         )
 
 

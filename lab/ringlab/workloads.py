@@ -3,16 +3,16 @@
 import fnmatch
 import functools
 import statistics as averages
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from ringlab import Refused, figures, nearest, results, subjects, sweep
 from ringlab.manifest import APPLICATIONS, KIND_OF_WORKLOAD, SERVERS, SUBJECTS, WORKLOADS, Arm
 from ringlab.results import Metric
+from ringlab.subjects import NORMAL, OPERATION, P50, P99, QUICK, RATE, SERVER_CPU, SIZES, higher, lower
 
 ScaleName = Literal["quick", "normal", "publish"]
-Protocol = Literal["echo", "http", "discard"]
 SCALES: dict[ScaleName, results.Scale] = {
     # With fewer rounds many arms can hardly be told apart; cells that have no time for them end with statistics.ROUNDS_MIN.
     "quick": results.Scale(name="quick", rounds=9, window_s=0.5, warm_up_s=0.15, ramp_s=0.0),
@@ -44,12 +44,11 @@ CLIENT_BUSY = 1 / CEILING_FACTOR
 """The share of a CPU that says the same, where no ceiling was measured."""
 LATE_SHARE = 0.5
 """Of an open loop's latency (p99), the share by which its requests were sent late, from which on that is the generator's latency."""
-START_S, START_APPLICATION_S, START_SUBJECT_S = 0.2, 1.2, 0.13
-"""About what a sample takes beyond what is measured: for the estimate of the time left only."""
+START_S, START_APPLICATION_S, START_PROGRAM_S = 0.2, 1.2, 0.13
+"""About what a sample takes beyond what is measured, until a run has found it: for the estimate of the time left only."""
 FIRST_CLIENT_S = 5.0
 """How long the first client of a server of applications may take for its one request."""
 
-SIZES = {"64B": 64, "1KB": 1024, "16KB": 16 * 1024, "64KB": 64 * 1024}
 APPLICATION_FIELDS = 20
 SLEEPERS = 16
 SLEEPERS_WINDOW_S = 3.0
@@ -64,8 +63,6 @@ IDLE_RAMP_S = 5.0
 """Also a slow server must be able to accept the connections as they come, and to do its part of TLS."""
 IDLE_STEPS = 10
 """How often the memory is read while the connections are opened."""
-SETTLING_S = 0.05
-"""How long the load generator waits before each of these readings."""
 IDLE_BYTES = 64
 """The size of the message that each idle connection exchanges first."""
 SWEEP_TRIALS = 8
@@ -73,47 +70,32 @@ SWEEP_TRIALS = 8
 TRIAL_START_S = 0.1
 """About what a trial takes beyond warm-up and window."""
 
-SERVER_CPU = Metric(key="server_cpu_us", title="server CPU per operation", unit="us", better="lower", primary=True)
-RATE = Metric(key="operations_per_s", title="rate", unit="/s", better="higher")
-P50 = Metric(key="latency_ns_p50", title="latency p50", unit="ns", better="lower")
-P95 = Metric(key="latency_ns_p95", title="latency p95", unit="ns", better="lower")
-P99 = Metric(key="latency_ns_p99", title="latency p99", unit="ns", better="lower")
-MEAN = Metric(key="latency_ns_mean", title="latency mean", unit="ns", better="lower")
+P95, MEAN = lower("latency_ns_p95", "latency p95"), lower("latency_ns_mean", "latency mean")
 # In an open loop latency counts from when a request was due, which no stall of the server can hide.
-SERVICE_P50 = Metric(key="service_ns_p50", title="p50 from sending", unit="ns", better="lower")
-SERVICE_P99 = Metric(key="service_ns_p99", title="p99 from sending", unit="ns", better="lower")
-COLD_P50 = Metric(key="cold_ns_p50", title="first message of a connection, p50", unit="ns", better="lower")
-MEGABYTES = Metric(key="megabytes_per_s", title="throughput in each direction", unit="MB/s", better="higher")
-CHANNEL = Metric(
-    key="channel_mbps", title="bandwidth per connection, both directions together", unit="Mbps", better="higher"
+SERVICE_P50, SERVICE_P99 = lower("service_ns_p50", "p50 from sending"), lower("service_ns_p99", "p99 from sending")
+COLD_P50 = lower("cold_ns_p50", "first message of a connection, p50")
+LOADED = (SERVER_CPU, RATE, P50, P99)
+KNEE = higher("knee_per_s", "rate at the knee", primary=True)
+FLOOR_P50, FLOOR_P99 = lower("floor_ns_p50", "p50 at a low rate"), lower("floor_ns_p99", "p99 at a low rate")
+PER_CONNECTION = (
+    replace(SERVER_CPU, title="server CPU per connection"),
+    replace(RATE, title="connections"),
+    replace(P50, title="p50 of the whole cycle"),
+    replace(P99, title="p99 of the whole cycle"),
 )
-KNEE = Metric(key="knee_per_s", title="rate at the knee", unit="/s", better="higher", primary=True)
-FLOOR_P50 = Metric(key="floor_ns_p50", title="p50 at a low rate", unit="ns", better="lower")
-FLOOR_P99 = Metric(key="floor_ns_p99", title="p99 at a low rate", unit="ns", better="lower")
-CPU_PER_CONNECTION = Metric(
-    key="server_cpu_us", title="server CPU per connection", unit="us", better="lower", primary=True
+SLOPES = (
+    lower("pss_slope_bytes", "memory per further idle connection", "bytes", primary=True),
+    lower("rss_slope_bytes", "the same of resident pages", "bytes"),
 )
-CONNECTION_RATE = Metric(key="operations_per_s", title="connections", unit="/s", better="higher")
-CYCLE_P50 = Metric(key="latency_ns_p50", title="p50 of the whole cycle", unit="ns", better="lower")
-CYCLE_P99 = Metric(key="latency_ns_p99", title="p99 of the whole cycle", unit="ns", better="lower")
-PSS_SLOPE = Metric(
-    key="pss_slope_bytes", title="memory per further idle connection", unit="bytes", better="lower", primary=True
+BYTES_PER_CONNECTION = lower("rss_per_connection_bytes", "memory per idle connection", "bytes", primary=True)
+CPU_PER_MEGABYTE = replace(SERVER_CPU, title="server CPU per MB echoed")
+MEGABYTES = higher("megabytes_per_s", "throughput in each direction", "MB/s")
+CHANNEL = higher("channel_mbps", "bandwidth per connection, both directions together", "Mbps")
+ONE_WAY = (
+    replace(SERVER_CPU, title="server CPU per MB received"),
+    replace(MEGABYTES, title="throughput"),
+    replace(CHANNEL, title="bandwidth per connection"),
 )
-RSS_SLOPE = Metric(key="rss_slope_bytes", title="the same of resident pages", unit="bytes", better="lower")
-BYTES_PER_CONNECTION = Metric(
-    key="rss_per_connection_bytes", title="memory per idle connection", unit="bytes", better="lower", primary=True
-)
-CPU_PER_MEGABYTE = Metric(
-    key="server_cpu_us", title="server CPU per MB echoed", unit="us", better="lower", primary=True
-)
-CPU_PER_MEGABYTE_TAKEN = replace(CPU_PER_MEGABYTE, title="server CPU per MB received")
-MEGABYTES_TAKEN = replace(MEGABYTES, title="throughput")
-CHANNEL_TAKEN = replace(CHANNEL, title="bandwidth per connection")
-OPERATION_NS = Metric(key="operation_ns", title="time per operation", unit="ns", better="lower", primary=True)
-
-
-class UnknownCells(Refused):
-    """No cell has such a name; the message says which there are."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +119,7 @@ class CellPlan:
     """The closed-loop cell that gives the rate."""
     mode: str = ""
     concurrent: int = 0
-    protocol: Protocol | Literal[""] = ""
+    protocol: str = ""
     """Whose servers one of LOADS loads: those of the workload of this name."""
     feature: str = ""
     """The feature that a server of applications is started for."""
@@ -151,8 +133,6 @@ class CellPlan:
     """The features that an arm must not lack."""
     checked: bool = False
     """A subject is asked first whether this machine can measure it."""
-    starts: int = 1
-    """How many processes a subject starts: for the estimate of the time only."""
     workers: int = 0
     """Of each server, where it differs from what the run asks for."""
     ramp_s: float = 0.0
@@ -215,24 +195,18 @@ class CellPlan:
 
     def sample_s(self, scale: results.Scale, overhead_s: float | None = None) -> float:
         """Return about how long one sample takes; `overhead_s` is what it is known to take beyond what is measured."""
-        window_s, start_s = self.window_s(scale), START_S
+        window_s, warm_up_s, ramp_s = self.window_s(scale), self.warm_up_s(scale), max(scale.ramp_s, self.ramp_s)
+        served = self.kind in SERVERS
+        measured_s = ramp_s + warm_up_s + window_s if served else window_s
         if self.sweeps:
-            trial_s = TRIAL_START_S + scale.ramp_s + self.warm_up_s(scale) + window_s
-            return (START_S if overhead_s is None else overhead_s) + SWEEP_TRIALS * trial_s
-        if self.workload == "idle":
-            start_s += IDLE_STEPS * SETTLING_S
+            measured_s = SWEEP_TRIALS * (TRIAL_START_S + measured_s)
         if overhead_s is not None:
-            ramp_s = max(scale.ramp_s, self.ramp_s) + scale.warm_up_s
-            return overhead_s + window_s + (0.0 if self.kind in ("bind", *SUBJECTS) else ramp_s)
-        if self.workload == "bind":
-            return start_s + 1.3 * window_s
-        if self.kind in SUBJECTS:
-            warm_up_s = scale.warm_up_s if self.connections else 0.3 * window_s
-            return self.starts * START_SUBJECT_S + warm_up_s + window_s
-        if self.workload in APPLICATIONS:
-            start_s = START_APPLICATION_S
-        ramp_s = max(scale.ramp_s, self.ramp_s)
-        return start_s + ramp_s + scale.warm_up_s + window_s + self.connections * 2e-4
+            return overhead_s + measured_s
+        if served:
+            return measured_s + (START_APPLICATION_S if self.feature else START_S) + self.connections * 2e-4
+        if self.connections:  # The load and its server are processes besides the program's own.
+            return measured_s + 3 * START_PROGRAM_S + warm_up_s
+        return measured_s + START_PROGRAM_S + 0.3 * window_s
 
     def warm_up_s(self, scale: results.Scale) -> float:
         """Return how long the server is loaded before anything counts."""
@@ -325,8 +299,6 @@ def one_echo(size_bytes: int) -> list[str]:
     return [*words, "--window", f"{FIRST_CLIENT_S:g}", "--max-operations", "1"]
 
 
-QUICK = frozenset({"quick", "normal", "publish"})
-NORMAL = frozenset({"normal", "publish"})
 PUBLISH = frozenset({"publish"})
 
 
@@ -348,7 +320,7 @@ def bind_cells() -> list[CellPlan]:
             workload="bind",
             title=f"{title}; {'one after the other' if concurrent == 1 else f'{concurrent} at once'}",
             operation=mode,
-            metrics=(OPERATION_NS,),
+            metrics=(OPERATION,),
             scales=QUICK if (mode, concurrent) == ("listen", 1) else NORMAL,
             mode=mode,
             concurrent=concurrent,
@@ -359,52 +331,42 @@ def bind_cells() -> list[CellPlan]:
     ]
 
 
-def http_cells() -> list[CellPlan]:
-    """Return the cells of hello world over HTTP: the closed loop for capacity, then open loops at rates that all arms have in common."""
-    cells = []
+def http_cells() -> Iterator[CellPlan]:
+    """Yield the cells of hello world over HTTP: the closed loop for capacity, then open loops at rates that all arms have in common."""
     for connections in (50, 500, 2000):
-        closed = f"http/{connections}/closed"
         on = f"on {plural(connections, 'connection')}"
-        cells.append(
-            CellPlan(
-                name=closed,
-                workload="http",
-                title=f"GET with an answer of 13 bytes, {on}, each sends the next request after its answer",
-                operation="request",
-                metrics=(SERVER_CPU, RATE, P50, P99),
-                scales=QUICK if connections == 50 else NORMAL,
-                connections=connections,
-            )
-        )
-        for percent in (25, 50, 75, 90):
-            cells.append(
-                CellPlan(
-                    name=f"http/{connections}/open-{percent}",
-                    workload="http",
-                    title=f"GET {on} at {percent}% of the slowest arm's rate, whether answers come or not",
-                    operation="request",
-                    metrics=(SERVER_CPU, P50, P99, SERVICE_P50, SERVICE_P99, RATE),
-                    scales=QUICK if (connections, percent) == (50, 75) else NORMAL if connections == 50 else PUBLISH,
-                    connections=connections,
-                    percent=percent,
-                    follows=closed,
-                )
-            )
-    cells.append(
-        CellPlan(
-            name=f"http/idle/{IDLE_CONNECTIONS}",
+        closed = CellPlan(
+            name=f"http/{connections}/closed",
             workload="http",
-            title=f"connections that rest after a request, {IDLE_CONNECTIONS:,} of them",
-            operation="connection",
-            metrics=(BYTES_PER_CONNECTION,),
-            scales=PUBLISH,
-            connections=IDLE_CONNECTIONS,
-            load_words=("http", "--idle"),
-            ramp_s=IDLE_RAMP_S,
-            windows_s=dict.fromkeys(SCALES, IDLE_WINDOW_S),
+            title=f"GET with an answer of 13 bytes, {on}, each sends the next request after its answer",
+            operation="request",
+            metrics=LOADED,
+            scales=QUICK if connections == 50 else NORMAL,
+            connections=connections,
         )
+        yield closed
+        for percent in (25, 50, 75, 90):
+            yield replace(
+                closed,
+                name=f"http/{connections}/open-{percent}",
+                title=f"GET {on} at {percent}% of the slowest arm's rate, whether answers come or not",
+                metrics=(SERVER_CPU, P50, P99, SERVICE_P50, SERVICE_P99, RATE),
+                scales=QUICK if (connections, percent) == (50, 75) else NORMAL if connections == 50 else PUBLISH,
+                percent=percent,
+                follows=closed.name,
+            )
+    yield CellPlan(
+        name=f"http/idle/{IDLE_CONNECTIONS}",
+        workload="http",
+        title=f"connections that rest after a request, {IDLE_CONNECTIONS:,} of them",
+        operation="connection",
+        metrics=(BYTES_PER_CONNECTION,),
+        scales=PUBLISH,
+        connections=IDLE_CONNECTIONS,
+        load_words=("http", "--idle"),
+        ramp_s=IDLE_RAMP_S,
+        windows_s=dict.fromkeys(SCALES, IDLE_WINDOW_S),
     )
-    return cells
 
 
 def rtt_cells() -> list[CellPlan]:
@@ -418,42 +380,47 @@ def rtt_cells() -> list[CellPlan]:
             metrics=(SERVER_CPU, P50, P99, COLD_P50, RATE, P95, MEAN, MEGABYTES),
             scales=QUICK if size == "1KB" else NORMAL,
             connections=1,
-            size_bytes=size_bytes,
+            size_bytes=SIZES[size],
             windows_s={"quick": 0.5, "normal": 2.0, "publish": 5.0},
         )
-        for size, size_bytes in SIZES.items()
+        for size in ("64B", "1KB", "16KB", "64KB")
     ]
 
 
-def echo_cells() -> list[CellPlan]:
-    """Return the cells of echo under load; for publication also in samples of a minute, as in the report that this workload answers."""
-    cells = []
-    minute: dict[str, float] = dict.fromkeys(SCALES, 60.0)
-    for stream in (False, True):
-        for connections in (1, 100, 500):
-            on = f"on {plural(connections, 'connection')}"
-            if stream:
-                name, operation = f"echo/stream/{connections}", "MB"
-                title = f"streams of 'hello world' {on}, checked by position"
-            else:
-                name, operation = f"echo/framed/1KB/{connections}", "message"
-                title = f"messages of 1 KB {on}, each checked, one in flight per connection"
-            cell = CellPlan(
-                name=name,
-                workload="echo",
-                title=title,
-                operation=operation,
-                metrics=(CPU_PER_MEGABYTE, MEGABYTES) if stream else (SERVER_CPU, RATE, P50, P99),
-                scales=QUICK if connections == 100 and not stream else NORMAL,
-                connections=connections,
-                size_bytes=0 if stream else 1024,
-                stream=stream,
-            )
-            long = replace(
-                cell, name=f"{name}/60s", title=f"{title}, in long samples", scales=PUBLISH, windows_s=minute
-            )
-            cells += [cell, long]
-    return cells
+def framed_cell(size: str, connections: int, scales: frozenset[str]) -> CellPlan:
+    """Return a cell of messages and their echoes."""
+    return CellPlan(
+        name=f"echo/framed/{size}/{connections}",
+        workload="echo",
+        title=f"messages of {size} on {plural(connections, 'connection')}, each checked, one in flight per connection",
+        operation="message",
+        metrics=LOADED,
+        scales=scales,
+        connections=connections,
+        size_bytes=SIZES[size],
+    )
+
+
+def echo_cells() -> Iterator[CellPlan]:
+    """Yield the cells of echo under load; for publication also in samples of a minute, as in the report that this workload answers."""
+    cells = [framed_cell("1KB", connections, QUICK if connections == 100 else NORMAL) for connections in (1, 100, 500)]
+    cells += [
+        CellPlan(
+            name=f"echo/stream/{connections}",
+            workload="echo",
+            title=f"streams of 'hello world' on {plural(connections, 'connection')}, checked by position",
+            operation="MB",
+            metrics=(CPU_PER_MEGABYTE, MEGABYTES),
+            scales=NORMAL,
+            connections=connections,
+            stream=True,
+        )
+        for connections in (1, 100, 500)
+    ]
+    for cell in cells:
+        title = f"{cell.title}, in long samples"
+        yield cell
+        yield replace(cell, name=f"{cell.name}/60s", title=title, scales=PUBLISH, windows_s=dict.fromkeys(SCALES, 60.0))
 
 
 def application_cell(
@@ -462,58 +429,47 @@ def application_cell(
     title: str,
     *words: str,
     connections: int = 50,
-    operation: str = "request",
     size_bytes: int = 0,
-    feature: str = "",
+    window_s: float = 0.0,
     scales: frozenset[str] = QUICK,
 ) -> CellPlan:
-    """Return a cell of servers of applications: which of these they serve follows from its feature."""
-    idle = "--idle" in words
+    """Return a cell of servers of applications: which of these they serve follows from the first part of its name."""
+    idle, websocket = "--idle" in words, "websocket" in words
+    window_s = IDLE_WINDOW_S if idle else window_s
     return CellPlan(
         name=f"{workload}/{name}/{connections}",
         workload=workload,
         title=f"{title}, on {plural(connections, 'connection')}",
-        operation="connection" if idle else operation,
-        metrics=(BYTES_PER_CONNECTION,) if idle else (SERVER_CPU, RATE, P50, P99),
+        operation="connection" if idle else "message" if websocket else "request",
+        metrics=(BYTES_PER_CONNECTION,) if idle else LOADED,
         scales=scales,
         connections=connections,
         size_bytes=size_bytes,
-        feature=feature or name,
-        load_words=words if words[:1] == ("websocket",) else ("http", *words),
+        feature=name.partition("/")[0],
+        load_words=words if websocket else ("http", *words),
         ramp_s=IDLE_RAMP_S if idle else 0.0,
-        windows_s=dict.fromkeys(SCALES, IDLE_WINDOW_S) if idle else {},
+        windows_s=dict.fromkeys(SCALES, window_s) if window_s else {},
     )
 
 
-def body_cells(workload: Literal["asgi", "wsgi"]) -> list[CellPlan]:
-    """Return the cells of bodies and header fields, without a framework."""
+def body_cells(workload: Literal["asgi", "wsgi"], file_title: str) -> Iterator[CellPlan]:
+    """Yield the cells of bodies and header fields, without a framework."""
     cell = functools.partial(application_cell, workload)
-
-    def each(option: str, name: str) -> list[str]:
-        return [
-            word
-            for number in range(APPLICATION_FIELDS)
-            for word in (option, f"x-{name}-{number}: value {number} of the {name}")
-        ]
-
-    cells = []
     for size, size_bytes, scales in (("1KB", 1024, QUICK), ("1MB", 1 << 20, NORMAL)):
         sent = ("--send", str(size_bytes), "--body", str(size_bytes))
         title = f"POST of {size}, answered with its length"
-        cells.append(cell(f"post/{size}", title, *sent, size_bytes=size_bytes, feature="post", scales=scales))
-    chunks = ("--body", "0123456789", "--times", "1000")
-    fields = [*each("--header", "request"), *each("--expect-header", "answer")]
-    return [
-        *cells,
-        cell("stream", "100 chunks of 100 bytes", *chunks, size_bytes=10_000),
-        cell("headers", f"{APPLICATION_FIELDS} header fields each way", *fields, "--body", str(APPLICATION_FIELDS)),
+        yield cell(f"post/{size}", title, *sent, size_bytes=size_bytes, scales=scales)
+    yield cell("stream", "100 chunks of 100 bytes", "--body", "0123456789", "--times", "1000", size_bytes=10_000)
+    fields = [
+        word
+        for option, kind in (("--header", "request"), ("--expect-header", "answer"))
+        for number in range(APPLICATION_FIELDS)
+        for word in (option, f"x-{kind}-{number}: value {number} of the {kind}")
     ]
-
-
-def file_cell(workload: Literal["asgi", "wsgi"], title: str) -> CellPlan:
-    """Return the cell of a file that is sent."""
+    title = f"{APPLICATION_FIELDS} header fields each way"
+    yield cell("headers", title, *fields, "--body", str(APPLICATION_FIELDS))
     content = ("--body", "0123456789abcdef", "--times", "65536")
-    return application_cell(workload, "file/1MB", title, *content, size_bytes=1 << 20, feature="file", scales=NORMAL)
+    yield cell("file/1MB", file_title, *content, size_bytes=1 << 20, scales=NORMAL)
 
 
 def asgi_cells() -> list[CellPlan]:
@@ -527,21 +483,13 @@ def asgi_cells() -> list[CellPlan]:
         cell("hello", "an answer of 13 bytes"),
         cell("hello", "an answer of 13 bytes", connections=500, scales=NORMAL),
         cell("hello-log", "an answer of 13 bytes, with an access log to /dev/null"),
-        *body_cells("asgi"),
+        *body_cells("asgi", "Starlette's FileResponse of 1 MB"),
         cell("starlette", "Starlette's hello world"),
         cell("fastapi", "FastAPI's hello world in JSON", "--body", '{"message":"Hello, World!"}'),
-        cell(
-            "websocket/1KB",
-            "WebSocket messages of 1 KB there and back",
-            *message,
-            operation="message",
-            size_bytes=1024,
-            feature="websocket",
-        ),
+        cell("websocket/1KB", "WebSocket messages of 1 KB there and back", *message, size_bytes=1024),
         cell("tls", "an answer of 13 bytes over TLS 1.3", "--tls"),
         cell("http2", "an answer of 13 bytes over HTTP/2 without TLS", "--http2"),
         cell("http2-tls", http2_tls, *streams),
-        file_cell("asgi", "Starlette's FileResponse of 1 MB"),
         cell("idle", "connections that rest after a request", "--idle", connections=10_000, scales=NORMAL),
         cell("idle-tls", resting, "--idle", "--tls", connections=2000, scales=NORMAL),
     ]
@@ -552,128 +500,85 @@ def wsgi_cells() -> list[CellPlan]:
     cell = functools.partial(application_cell, "wsgi")
     asleep = f"an answer of 13 bytes beside {SLEEPERS} requests whose views sleep for a second"
     beside = ("--beside", str(SLEEPERS), "--beside-path", "/sleep")
-    sleepers = cell("sleepers", asleep, *beside, scales=NORMAL)
-    compute = cell("compute", "an answer after 10 ms of Python", connections=100, scales=PUBLISH)
+    computed = "an answer after 10 ms of Python"
     return [
         cell("hello", "an answer of 13 bytes"),
-        *body_cells("wsgi"),
-        file_cell("wsgi", "a file of 1 MB, by wsgi.file_wrapper where there is one"),
+        *body_cells("wsgi", "a file of 1 MB, by wsgi.file_wrapper where there is one"),
         cell("flask", "Flask's hello world"),
         cell("django", "Django's hello world"),
-        replace(sleepers, windows_s=dict.fromkeys(SCALES, SLEEPERS_WINDOW_S)),
-        replace(compute, windows_s=dict.fromkeys(SCALES, COMPUTE_WINDOW_S)),
+        cell("sleepers", asleep, *beside, window_s=SLEEPERS_WINDOW_S, scales=NORMAL),
+        cell("compute", computed, connections=100, window_s=COMPUTE_WINDOW_S, scales=PUBLISH),
     ]
 
 
-def native_cells() -> list[CellPlan]:
-    """Return the cells of echo in more sizes, and with two workers, as the goals of the Rust runtime need it.
+def native_cells() -> Iterator[CellPlan]:
+    """Yield the cells of echo in more sizes, and with two workers, as the goals of the Rust runtime need it.
 
     They are measured where they are named.
     """
-    cells = []
     for size in ("64B", "1KB", "16KB", "100KB"):
-        size_bytes = subjects.SIZES[size]
         for connections in subjects.CONNECTIONS:
-            on = f"on {plural(connections, 'connection')}"
-            cell = CellPlan(
-                name=f"echo/framed/{size}/{connections}",
-                workload="echo",
-                title=f"messages of {size} {on}, each checked, one in flight per connection",
-                operation="message",
-                metrics=(SERVER_CPU, RATE, P50, P99),
-                scales=frozenset(),
-                connections=connections,
-                size_bytes=size_bytes,
-            )
-            cells.append(cell)
+            cell = framed_cell(size, connections, frozenset())
+            if size != "1KB" or connections == 50:  # The others are echo_cells().
+                yield cell
             if connections > 1:
                 title = f"{cell.title}, two workers that share their CPUs with the load"
-                cells.append(replace(cell, name=f"{cell.name}/workers-2", title=title, workers=2))
-    known = {cell.name for cell in echo_cells()}
-    return [cell for cell in cells if cell.name not in known]
+                yield replace(cell, name=f"{cell.name}/workers-2", title=title, workers=2)
 
 
-def subject_cells() -> list[CellPlan]:
-    """Return the cells that programs measure themselves."""
-    return [
-        CellPlan(
-            name=each.name,
-            workload="files" if each.name.startswith("files/") else "loops",
-            title=each.title,
-            operation=each.operation,
-            metrics=each.metrics,
-            scales=QUICK if each.quick else NORMAL,
-            connections=each.connections,
-            size_bytes=each.size_bytes,
-            subject_words=each.words,
-            features=each.features,
-            checked=each.checked,
-            starts=each.starts,
-            windows_s=subjects.WINDOWS_S[each.windows],
-        )
-        for each in subjects.SUBJECTS
-    ]
-
-
-def sweep_cells() -> list[CellPlan]:
-    """Return the cells of open loops at rising rates, up to the one that the latency doesn't bear."""
-    kinds: tuple[tuple[str, Protocol, str, str, int], ...] = (
+def sweep_cells() -> Iterator[CellPlan]:
+    """Yield the cells of open loops at rising rates, up to the one that the latency doesn't bear."""
+    for name, protocol, what, operation, size_bytes in (
         ("echo/1KB", "echo", "messages of 1 KB", "message", 1024),
         ("http", "http", "GET with an answer of 13 bytes", "request", 0),
-    )
-    return [
-        CellPlan(
-            name=f"sweep/{name}/{connections}",
-            workload="sweep",
-            title=f"{what} on {plural(connections, 'connection')} at rising rates, up to the one at which p99 passes"
-            f" {sweep.KNEE_TIMES:g} times its floor",
-            operation=operation,
-            metrics=(KNEE, FLOOR_P99, FLOOR_P50),
-            scales=QUICK if connections == 50 else PUBLISH,
-            connections=connections,
-            size_bytes=size_bytes,
-            protocol=protocol,
-            load_words=(protocol,),
-            windows_s={"quick": 0.3, "normal": 1.0, "publish": 4.0},
-        )
-        for name, protocol, what, operation, size_bytes in kinds
-        for connections in (50, 500)
-    ]
+    ):
+        for connections in (50, 500):
+            yield CellPlan(
+                name=f"sweep/{name}/{connections}",
+                workload="sweep",
+                title=f"{what} on {plural(connections, 'connection')} at rising rates, up to the one at which p99 passes"
+                f" {sweep.KNEE_TIMES:g} times its floor",
+                operation=operation,
+                metrics=(KNEE, FLOOR_P99, FLOOR_P50),
+                scales=QUICK if connections == 50 else PUBLISH,
+                connections=connections,
+                size_bytes=size_bytes,
+                protocol=protocol,
+                load_words=(protocol,),
+                windows_s={"quick": 0.3, "normal": 1.0, "publish": 4.0},
+            )
 
 
-def churn_cells() -> list[CellPlan]:
-    """Return the cells of connections that carry one message each."""
-    kinds: tuple[tuple[str, Protocol, str, int], ...] = (
+def churn_cells() -> Iterator[CellPlan]:
+    """Yield the cells of connections that carry one message each."""
+    for name, protocol, what, size_bytes in (
         ("echo/64B", "echo", "64 bytes there and back", 64),
         ("http", "http", "a GET with Connection: close", 0),
-    )
-    return [
-        CellPlan(
-            name=f"churn/{name}/{connections}",
-            workload="churn",
-            title=f"connect, {what}, close; {connections} at once",
-            operation="connection",
-            metrics=(CPU_PER_CONNECTION, CONNECTION_RATE, CYCLE_P50, CYCLE_P99),
-            scales=QUICK if connections == 50 else NORMAL,
-            connections=connections,
-            size_bytes=size_bytes,
-            protocol=protocol,
-            load_words=(protocol, "--churn"),
-        )
-        for name, protocol, what, size_bytes in kinds
-        for connections in (1, 50)
-    ]
+    ):
+        for connections in (1, 50):
+            yield CellPlan(
+                name=f"churn/{name}/{connections}",
+                workload="churn",
+                title=f"connect, {what}, close; {connections} at once",
+                operation="connection",
+                metrics=PER_CONNECTION,
+                scales=QUICK if connections == 50 else NORMAL,
+                connections=connections,
+                size_bytes=size_bytes,
+                protocol=protocol,
+                load_words=(protocol, "--churn"),
+            )
 
 
-def idle_cells() -> list[CellPlan]:
-    """Return the cells of a server's memory with connections that rest; http/idle and asgi/idle are cells of those workloads."""
-    return [
-        CellPlan(
+def idle_cells() -> Iterator[CellPlan]:
+    """Yield the cells of a server's memory with connections that rest; http/idle and asgi/idle are cells of those workloads."""
+    for connections in (1000, 10_000):
+        yield CellPlan(
             name=f"idle/echo/{connections}",
             workload="idle",
             title=f"{connections:,} connections that rest after a message of {IDLE_BYTES} bytes",
             operation="connection",
-            metrics=(PSS_SLOPE, RSS_SLOPE),
+            metrics=SLOPES,
             scales=QUICK if connections == 1000 else PUBLISH,
             connections=connections,
             size_bytes=IDLE_BYTES,
@@ -682,38 +587,28 @@ def idle_cells() -> list[CellPlan]:
             ramp_s=IDLE_RAMP_S * connections / IDLE_CONNECTIONS,
             windows_s=dict.fromkeys(SCALES, IDLE_WINDOW_S),
         )
-        for connections in (1000, 10_000)
-    ]
 
 
-def stream_cells() -> list[CellPlan]:
-    """Return the cells of what tcpkali measures: streams to a server that sends everything back, or to one that throws everything away."""
-    kinds: tuple[tuple[str, Protocol, str, tuple[Metric, ...]], ...] = (
+def stream_cells() -> Iterator[CellPlan]:
+    """Yield the cells of what tcpkali measures: streams to a server that sends everything back, or to one that throws everything away."""
+    for name, protocol, where, metrics in (
         ("stream", "echo", "in both directions", (CPU_PER_MEGABYTE, MEGABYTES, CHANNEL)),
-        (
-            "stream/discard",
-            "discard",
-            "in one direction, counted by the server",
-            (CPU_PER_MEGABYTE_TAKEN, MEGABYTES_TAKEN, CHANNEL_TAKEN),
-        ),
-    )
-    return [
-        CellPlan(
-            name=f"{name}/{connections}",
-            workload="stream",
-            title=f"'hello world' again and again {where}, on {plural(connections, 'connection')}, as tcpkali does it",
-            operation="MB",
-            metrics=metrics,
-            scales=QUICK if connections == 100 else NORMAL,
-            connections=connections,
-            stream=True,
-            protocol=protocol,
-            load_words=(protocol,),
-            windows_s={"quick": 1.0, "normal": 5.0, "publish": 10.0},
-        )
-        for name, protocol, where, metrics in kinds
-        for connections in (1, 100, 500)
-    ]
+        ("stream/discard", "discard", "in one direction, counted by the server", ONE_WAY),
+    ):
+        for connections in (1, 100, 500):
+            yield CellPlan(
+                name=f"{name}/{connections}",
+                workload="stream",
+                title=f"'hello world' again and again {where}, on {plural(connections, 'connection')}, as tcpkali does it",
+                operation="MB",
+                metrics=metrics,
+                scales=QUICK if connections == 100 else NORMAL,
+                connections=connections,
+                stream=True,
+                protocol=protocol,
+                load_words=(protocol,),
+                windows_s={"quick": 1.0, "normal": 5.0, "publish": 10.0},
+            )
 
 
 CELLS = (
@@ -728,7 +623,7 @@ CELLS = (
     *idle_cells(),
     *stream_cells(),
     *native_cells(),
-    *subject_cells(),
+    *(CellPlan(**vars(each)) for each in subjects.SUBJECTS),
 )
 BY_NAME = {cell.name: cell for cell in CELLS}
 
@@ -738,7 +633,7 @@ def choose(asked: Iterable[str], scale: ScaleName) -> list[CellPlan]:
 
     A quick run has no time for QUICK_IF_ASKED unless they are asked for; loops and files, which are about Python alone, are never
     measured unless they are asked for. A name or a glob reaches every cell, a workload those of the scale. What an open loop follows
-    comes with it. Raise UnknownCells.
+    comes with it. Raise Refused where there is none.
     """
     chosen: set[str] = set()
     left_out = (*SUBJECTS, *(QUICK_IF_ASKED if scale == "quick" else ()))
@@ -749,15 +644,9 @@ def choose(asked: Iterable[str], scale: ScaleName) -> list[CellPlan]:
         else:
             found = {cell.name for cell in CELLS if fnmatch.fnmatchcase(cell.name, pattern)}
         if not found:
-            near = nearest.suggest(pattern, [*EVERY_WORKLOAD, *BY_NAME])
-            if near:
-                raise UnknownCells(
-                    f"there is no workload or cell {pattern!r}; {near} `ringlab targets --cells` lists them"
-                )
-            raise UnknownCells(
-                f"there is no workload or cell {pattern!r}; workloads: {', '.join(EVERY_WORKLOAD)}; cells look like"
-                f" {CELLS[0].name} (`ringlab targets --cells` lists them)"
-            )
+            known = f"workloads: {', '.join(EVERY_WORKLOAD)}; cells look like {CELLS[0].name};"
+            near = nearest.suggest(pattern, [*EVERY_WORKLOAD, *BY_NAME]) or known
+            raise Refused(f"there is no workload or cell {pattern!r}; {near} `ringlab targets --cells` lists them")
         chosen |= found
     chosen |= {BY_NAME[name].follows for name in chosen if BY_NAME[name].follows}
     return [cell for cell in CELLS if cell.name in chosen]
@@ -765,34 +654,42 @@ def choose(asked: Iterable[str], scale: ScaleName) -> list[CellPlan]:
 
 def figures_of_load(plan: CellPlan, event: Mapping[str, Any]) -> dict[str, float]:
     """Return the figures of a sample from the load generator's result, in which whatever couldn't be told is null."""
-    operations, window_s = event["operations"], event["window_s"]
+    window_s, counted, levels = event["window_s"], plan.amount(event), event.get("levels") or []
+    streams, server, latencies = event.get("streams") or {}, event.get("server") or {}, event["latency"]
     found: dict[str, float | None] = {
         "window_s": window_s,
-        "operations": operations,
+        "operations": event["operations"],
         "operations_per_s": event["operations_per_s"],
         "client_cpu_fraction": event["client"]["cpu_fraction"],
         "client_busy_fraction": busy_fraction(event),
-        "client_max_loop_us": divided(event["client"]["max_loop_ns"], 1e3),
         "in_flight_average": (event.get("littles_law") or {}).get("in_flight_average"),
+        "megabytes_per_s": divided(counted if plan.stream else event["bytes_in"] / 1e6, window_s),
+        "fairness_jain": (event.get("fairness") or {}).get("jain"),
+        "pss_slope_bytes": slope(levels, "pss_bytes"),
+        "rss_slope_bytes": slope(levels, "rss_bytes"),
+        "streams_held_back": streams.get("held_back"),
+        "stream_outstanding_bytes": streams.get("outstanding_bytes_max"),
     }
-    counted = plan.amount(event)
-    found["megabytes_per_s"] = divided(counted if plan.stream else event["bytes_in"] / 1e6, window_s)
-    server = event.get("server") or {}
+    if plan.stream:
+        found |= {"bytes_sent": event["bytes_out"], "bytes_received": event["bytes_in"]}
+        found["channel_mbps"] = divided((event["bytes_in"] + event["bytes_out"]) * 8e-6, window_s * plan.connections)
     if not server.get("error"):
         cpu_ns, user_ns, system_ns = (server.get(key) for key in ("cpu_ns", "user_ns", "system_ns"))
-        found["server_cpu_us"] = divided(cpu_ns, counted * 1e3)
-        found["server_cpu_percent"] = divided(cpu_ns, window_s * 1e7)
+        rest, connected = server.get("rss_rest_bytes"), server.get("rss_connected_bytes")
+        found |= {
+            "server_cpu_us": divided(cpu_ns, counted * 1e3),
+            "server_cpu_percent": divided(cpu_ns, window_s * 1e7),
+            "voluntary_switches_per_operation": divided(server.get("voluntary_switches"), counted),
+            "involuntary_switches_per_operation": divided(server.get("involuntary_switches"), counted),
+            "server_threads": server.get("threads"),
+            "rest_cpu_share": divided(server.get("rest_cpu_ns"), cpu_ns or 0.0),
+            "rss_rest_bytes": rest,
+            "rss_end_bytes": server.get("rss_end_bytes"),
+        }
         if user_ns is not None and system_ns is not None:
             found["server_system_share"] = divided(system_ns, user_ns + system_ns)
-        for kind in ("voluntary", "involuntary"):
-            found[f"{kind}_switches_per_operation"] = divided(server.get(f"{kind}_switches"), counted)
-        found["server_threads"] = server.get("threads")
-        found["rest_cpu_share"] = divided(server.get("rest_cpu_ns"), cpu_ns or 0.0)
-        rest, connected = server.get("rss_rest_bytes"), server.get("rss_connected_bytes")
-        found |= {"rss_rest_bytes": rest, "rss_end_bytes": server.get("rss_end_bytes")}
         if rest is not None and connected is not None:
             found["rss_per_connection_bytes"] = (connected - rest) / max(1, plan.connections)
-    latencies = event["latency"]
     # In an open loop the corrected latency is the latency, and the service time something besides.
     kinds = {"latency": latencies.get("corrected") or latencies.get("service"), "cold": latencies.get("cold")}
     if latencies.get("corrected"):
@@ -801,17 +698,6 @@ def figures_of_load(plan: CellPlan, event: Mapping[str, Any]) -> dict[str, float
         if histogram and histogram["count"]:
             for name in ("mean", "p50", "p90", "p95", "p99", "p999", "max"):
                 found[f"{prefix}_ns_{name}"] = histogram[f"{name}_ns"]
-    for name in ("jain", "min", "max"):
-        found[f"fairness_{name}"] = (event.get("fairness") or {}).get(name)
-    streams = event.get("streams") or {}
-    if plan.stream:
-        found |= {"bytes_sent": event["bytes_out"], "bytes_received": event["bytes_in"]}
-        found |= {"stream_reads": streams.get("reads"), "stream_writes": streams.get("writes")}
-        found["channel_mbps"] = divided((event["bytes_in"] + event["bytes_out"]) * 8e-6, window_s * plan.connections)
-    for kind in ("pss", "rss"):
-        found[f"{kind}_slope_bytes"] = slope(event.get("levels") or [], f"{kind}_bytes")
-    found["streams_held_back"] = streams.get("held_back")
-    found["stream_outstanding_bytes"] = streams.get("outstanding_bytes_max")
     return {name: float(value) for name, value in found.items() if value is not None}
 
 

@@ -11,7 +11,7 @@ import pytest
 from markupsafe import escape
 
 import report_data
-from ringlab import analysis, figures, report, workloads
+from ringlab import analysis, figures, report, subjects
 from ringlab.report import charts, html
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -253,10 +253,10 @@ def test_lines_have_axes_with_titles_and_their_names() -> None:
 def test_marks_of_times_have_units_as_the_figures_at_the_bars_do() -> None:
     result = report_data.make_result()
     cell = result.cells[0]
-    cell.metrics = [workloads.OPERATION_NS]
+    cell.metrics = [subjects.OPERATION]
     arm = cell.samples[0].arm
     for number, sample in enumerate(cell.samples):
-        sample.figures = {workloads.OPERATION_NS.key: 20_000.0 + number}
+        sample.figures = {subjects.OPERATION.key: 20_000.0 + number}
     cell.analysis = analysis.analyse(cell, result.arms, arm)
     (group,) = cell.analysis.groups
     drawn = html.median_chart(cell, group)
