@@ -113,7 +113,7 @@ def file() -> Any:
     from starlette.responses import FileResponse
     from starlette.routing import Route
 
-    path = os.environ["RINGLAB_ASGI_FILE"]
+    path = os.environ["RINGLAB_FILE"]
 
     async def endpoint(request: Request) -> FileResponse:
         return FileResponse(path, media_type="application/octet-stream")
@@ -124,5 +124,5 @@ def file() -> Any:
 MAKERS = {"starlette": starlette, "fastapi": fastapi, "file": file}
 
 # The framework that a run doesn't need isn't imported: it would be in the figures of memory.
-chosen = os.environ.get("RINGLAB_ASGI_APPLICATION", "hello")
+chosen = os.environ.get("RINGLAB_APPLICATION", "hello")
 application = MAKERS[chosen]() if chosen in MAKERS else globals()[chosen]

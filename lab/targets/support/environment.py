@@ -1,4 +1,8 @@
-"""Makes the environment of servers of Python applications, and a file for them to send: environment.py FOLDER REQUIREMENTS.
+"""Makes the environment of servers of Python applications, and a file for them to send.
+
+    environment.py FOLDER REQUIREMENTS [--certificate]
+
+With --certificate, it first makes one, and its key.
 
 All that stands in the file of requirements before the comment "The other servers" must be installed. Below it, each line is left out
 where it can't be. The environment is FOLDER/environment, and the file FOLDER/file.bin.
@@ -14,8 +18,17 @@ FILE_BYTES = 1 << 20
 
 
 def main() -> None:
-    """Make both in the folder that is named."""
-    folder, requirements = map(Path, sys.argv[1:])
+    """Make all of this in the folder that is named."""
+    folder, requirements = map(Path, sys.argv[1:3])
+    if "--certificate" in sys.argv:
+        folder.mkdir(parents=True, exist_ok=True)
+        subprocess.run(
+            [
+                "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+                "-keyout", folder / "key.pem", "-out", folder / "certificate.pem", "-days", "3650", "-subj", "/CN=localhost",
+            ],
+            check=True,
+        )  # fmt: skip
     environment = folder / "environment"
     venv.create(environment, clear=True, with_pip=True)
     python = environment / "bin" / "python"

@@ -96,7 +96,7 @@ def file() -> WSGIApplication:
     """Return an application that answers with a file, by `wsgi.file_wrapper` where the server offers that."""
     from werkzeug.wsgi import wrap_file
 
-    path = os.environ["RINGLAB_WSGI_FILE"]
+    path = os.environ["RINGLAB_FILE"]
     fields = [("Content-Type", "application/octet-stream"), ("Content-Length", str(os.path.getsize(path)))]
 
     def view(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
@@ -109,5 +109,5 @@ def file() -> WSGIApplication:
 MAKERS = {"flask": flask, "django": django, "file": file}
 
 # The framework that a run doesn't need isn't imported: it would be in the figures of memory.
-chosen = os.environ.get("RINGLAB_WSGI_APPLICATION", "hello")
+chosen = os.environ.get("RINGLAB_APPLICATION", "hello")
 application: WSGIApplication = MAKERS[chosen]() if chosen in MAKERS else globals()[chosen]

@@ -1,7 +1,9 @@
-"""Becomes an ASGI server with what a cell asks for: serve.py --server NAME --feature FEATURE --port PORT --build FOLDER.
+"""Becomes a server of applications with what a cell asks for.
+
+    serve.py --interface asgi|wsgi --server NAME --feature FEATURE --port PORT --build FOLDER
 
 All servers have one process that serves, the same backlog, no access log unless the cell is about it, and keep connections
-open for as long as they can be told to.
+open for as long as they can be told to. WSGI applications get four threads where the server has any.
 """
 
 import argparse
@@ -10,6 +12,7 @@ import os
 import resource
 import sys
 from pathlib import Path
+from typing import Any
 
 HOST = "127.0.0.1"
 BACKLOG = 1024
@@ -17,6 +20,10 @@ REST_S = 3600
 """How long connections may rest."""
 CONNECTIONS_MAX = 20_000
 """Connections, where a server has a limit."""
+THREADS = 4
+"""A WSGI application's threads."""
+SLEEPERS = 16
+"""Extra threads for the feature "sleepers": one for each request that sleeps."""
 APPLICATION = "applications:application"
 APPLICATION_OF = dict.fromkeys(["hello-log", "tls", "http2", "http2-tls", "idle", "idle-tls"], "hello")
 """By feature, where it isn't called the same."""
@@ -24,10 +31,14 @@ TLS = ("tls", "http2-tls", "idle-tls")
 HTTP2 = ("http2", "http2-tls")
 
 
+def common_words(arguments: argparse.Namespace) -> list[str]:
+    """Return what most servers understand alike."""
+    return [APPLICATION, "--host", arguments.host, "--port", str(arguments.port), "--backlog", str(BACKLOG)]
+
+
 def uvicorn_words(arguments: argparse.Namespace) -> list[str]:
     """Return what uvicorn and ringloop understand alike."""
-    words = [APPLICATION, "--host", arguments.host, "--port", str(arguments.port), "--backlog", str(BACKLOG)]
-    words += ["--timeout-keep-alive", str(REST_S), "--timeout-graceful-shutdown", "1"]
+    words = [*common_words(arguments), "--timeout-keep-alive", str(REST_S), "--timeout-graceful-shutdown", "1"]
     words += ["--log-level", "info" if arguments.log else "warning"]
     words += ["--access-log" if arguments.log else "--no-access-log", "--no-use-colors"]
     if arguments.tls:
@@ -42,68 +53,72 @@ def uvicorn(arguments: argparse.Namespace) -> list[str]:
 
 def ringloop(arguments: argparse.Namespace) -> list[str]:
     """Return ringloop's command."""
-    # The load keeps its connections.
-    words = ["--limit-http2-requests", "0"] if arguments.feature in HTTP2 else []
-    return ["ringloop", "serve", *uvicorn_words(arguments), "--backend", arguments.backend, *words]
+    words = ["ringloop", "serve", *uvicorn_words(arguments), "--backend", arguments.backend]
+    if arguments.interface == "wsgi":
+        words += ["--interface", "wsgi", "--wsgi-threads", arguments.threads]
+    if arguments.feature in HTTP2:
+        words += ["--limit-http2-requests", "0"]  # The load keeps its connections.
+    return words
 
 
 def granian(arguments: argparse.Namespace) -> list[str]:
     """Return granian's command."""
-    words = [APPLICATION, "--host", arguments.host, "--port", str(arguments.port), "--backlog", str(BACKLOG)]
-    words += ["--interface", "asgi", "--workers", "1", "--loop", "uvloop", "--backpressure", str(CONNECTIONS_MAX)]
+    words = ["granian", *common_words(arguments), "--interface", arguments.interface, "--workers", "1"]
+    words += ["--loop", "uvloop"] if arguments.interface == "asgi" else ["--blocking-threads", arguments.threads]
+    words += ["--backpressure", str(CONNECTIONS_MAX)]
     words += ["--http", "2" if arguments.feature in HTTP2 else "1", "--http1-header-read-timeout", "60000"]
     words += ["--access-log"] if arguments.log else ["--no-access-log", "--log-level", "warning"]
     if arguments.tls:
         words += ["--ssl-certificate", arguments.certificate, "--ssl-keyfile", arguments.key]
-    return ["granian", *words]
+    return words
+
+
+def bound_words(arguments: argparse.Namespace) -> list[str]:
+    """Return what hypercorn and gunicorn understand alike."""
+    words = [APPLICATION, "--bind", f"{arguments.host}:{arguments.port}", "--backlog", str(BACKLOG), "--workers", "1"]
+    words += ["--keep-alive", str(REST_S), "--graceful-timeout", "1"]
+    words += ["--access-logfile", "-"] if arguments.log else ["--log-level", "warning"]
+    if arguments.tls:
+        words += ["--certfile", arguments.certificate, "--keyfile", arguments.key]
+    return words
 
 
 def hypercorn(arguments: argparse.Namespace) -> list[str]:
     """Return hypercorn's command."""
-    words = [APPLICATION, "--bind", f"{arguments.host}:{arguments.port}", "--backlog", str(BACKLOG), "--workers", "1"]
-    words += ["--worker-class", "uvloop", "--keep-alive", str(REST_S), "--graceful-timeout", "1"]
-    words += ["--access-logfile", "-"] if arguments.log else ["--log-level", "warning"]
-    if arguments.tls:
-        words += ["--certfile", arguments.certificate, "--keyfile", arguments.key]
-    return ["hypercorn", *words]
+    return ["hypercorn", *bound_words(arguments), "--worker-class", "uvloop"]
 
 
 def gunicorn(arguments: argparse.Namespace) -> list[str]:
     """Return gunicorn's command."""
-    words = [APPLICATION, "--bind", f"{arguments.host}:{arguments.port}", "--backlog", str(BACKLOG), "--workers", "1"]
-    words += ["--worker-class", "asgi", "--asgi-loop", "uvloop", "--worker-connections", str(CONNECTIONS_MAX)]
-    words += ["--keep-alive", str(REST_S), "--graceful-timeout", "1", "--no-control-socket"]
-    words += ["--access-logfile", "-"] if arguments.log else ["--log-level", "warning"]
-    if arguments.tls:
-        words += ["--certfile", arguments.certificate, "--keyfile", arguments.key]
+    words = ["gunicorn", *bound_words(arguments), "--worker-connections", str(CONNECTIONS_MAX), "--no-control-socket"]
+    if arguments.interface == "asgi":
+        words += ["--worker-class", "asgi", "--asgi-loop", "uvloop"]
+    else:
+        words += ["--worker-class", "gthread", "--threads", arguments.threads]
     if arguments.feature in HTTP2:
         words += ["--http-protocols", "h2,h1", "--http2-cleartext", "prior-knowledge"]
-    return ["gunicorn", *words]
+    return words
 
 
 def socketify(arguments: argparse.Namespace) -> list[str]:
     """Return socketify's command."""
-    words = [
-        APPLICATION,
-        "--host",
-        arguments.host,
-        "--port",
-        str(arguments.port),
-        "--workers",
-        "1",
-        "--interface",
-        "asgi",
-    ]
-    words += ["--disable-listen-log", "True"]
+    words = ["socketify", APPLICATION, "--host", arguments.host, "--port", str(arguments.port), "--workers", "1"]
+    words += ["--interface", "asgi", "--disable-listen-log", "True"]
     if arguments.tls:
         words += ["--ssl-certfile", arguments.certificate, "--ssl-keyfile", arguments.key]
-    return ["socketify", *words]
+    return words
 
 
-def serve_fastpysgi(arguments: argparse.Namespace) -> None:
+def m0serve(arguments: argparse.Namespace) -> list[str]:
+    """Return m0serve's command."""
+    words = ["m0serve", APPLICATION, "--host", arguments.host, "--port", str(arguments.port), "--protocol", "wsgi"]
+    words += ["--workers", "1", "--blocking-threads", arguments.threads]
+    return [*words, "--max-keepalive-requests", "0", "--idle-timeout", "0"]
+
+
+def serve_fastpysgi(application: Any, arguments: argparse.Namespace) -> None:
     """Run FastPySGI, whose command line lacks most of its options."""
     import fastpysgi  # type: ignore[import-not-found]
-    from applications import application
 
     fastpysgi.server.backlog = BACKLOG
     fastpysgi.server.tcp_nodelay = 1
@@ -113,6 +128,13 @@ def serve_fastpysgi(arguments: argparse.Namespace) -> None:
     fastpysgi.run(application, arguments.host, arguments.port, loglevel=1)
 
 
+def serve_bjoern(application: Any, arguments: argparse.Namespace) -> None:
+    """Run bjoern, which has no command line."""
+    import bjoern  # type: ignore[import-not-found]
+
+    bjoern.run(application, arguments.host, arguments.port, listen_backlog=BACKLOG)
+
+
 COMMANDS = {
     "uvicorn": uvicorn,
     "ringloop": ringloop,
@@ -120,14 +142,17 @@ COMMANDS = {
     "hypercorn": hypercorn,
     "gunicorn": gunicorn,
     "socketify": socketify,
+    "m0serve": m0serve,
 }
+FUNCTIONS = {"fastpysgi": serve_fastpysgi, "bjoern": serve_bjoern}
 WITHOUT_LOG = {"fastpysgi": "FastPySGI", "socketify": "socketify"}
 
 
 def parse() -> argparse.Namespace:
     """Return the command line, with what follows from the feature."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--server", required=True, choices=[*COMMANDS, "fastpysgi"])
+    parser.add_argument("--interface", required=True, choices=["asgi", "wsgi"])
+    parser.add_argument("--server", required=True, choices=[*COMMANDS, *FUNCTIONS])
     parser.add_argument("--feature", required=True)
     parser.add_argument("--host", default=HOST)
     parser.add_argument("--port", required=True, type=int)
@@ -138,6 +163,7 @@ def parse() -> argparse.Namespace:
     arguments = parser.parse_args()
     arguments.log = arguments.feature == "hello-log"
     arguments.tls = arguments.feature in TLS
+    arguments.threads = str(THREADS + (SLEEPERS if arguments.feature == "sleepers" else 0))
     arguments.certificate = str(arguments.build / "certificate.pem")
     arguments.key = str(arguments.build / "key.pem")
     return arguments
@@ -151,11 +177,15 @@ def main() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     feature = arguments.feature
-    os.environ["RINGLAB_ASGI_APPLICATION"] = APPLICATION_OF.get(feature, feature)
-    os.environ["RINGLAB_ASGI_FILE"] = str(arguments.build / "file.bin")
-    os.environ["PYTHONPATH"] = str(Path(__file__).parent)
-    if arguments.server == "fastpysgi":
-        return serve_fastpysgi(arguments)
+    os.environ["RINGLAB_APPLICATION"] = APPLICATION_OF.get(feature, feature)
+    os.environ["RINGLAB_FILE"] = str(arguments.build / "file.bin")
+    folder = str(Path(__file__).resolve().parents[1] / arguments.interface)
+    os.environ["PYTHONPATH"] = folder
+    if arguments.server in FUNCTIONS:
+        sys.path[0] = folder  # Where `python -m` of the others finds them, too.
+        from applications import application
+
+        return FUNCTIONS[arguments.server](application, arguments)
     words = [sys.executable, "-m", *COMMANDS[arguments.server](arguments)]
     if arguments.show:
         print(json.dumps(words))
