@@ -60,11 +60,6 @@ class Load:
     interval_us: int = 0
     idle: bool = False
 
-    @property
-    def closed(self) -> bool:
-        """Whether each connection sends its next message as soon as it has the answer."""
-        return not self.idle and not self.interval_us
-
 
 @dataclass(frozen=True)
 class Harness:
@@ -104,11 +99,10 @@ class Harness:
                 surroundings |= {"port": server.port, "cpus": self.server_cpus}
             if self.loop != FLOOR:
                 words = ("micro", name, f"{self.window_s:g}", json.dumps(surroundings))
-                return in_lab_units(run(self.subject(*words), 2 * self.window_s))
+                return run(self.subject(*words), 2 * self.window_s)
             count = max(100, int(self.window_s * (50_000 if counterpart else 200_000)))
             port = [str(surroundings["port"])] if counterpart else []
-            found = run([self.floor(), name, *port, str(count)], self.window_s, self.server_cpus if port else [])
-            return in_lab_units(found)
+            return run([self.floor(), name, *port, str(count)], self.window_s, self.server_cpus if port else [])
 
     # --- a server under load ---
 
@@ -127,24 +121,12 @@ class Harness:
 
         It sleeps as soon as it has nothing to do, as clients do, so a server's cost includes waking them.
         """
-        address = f"{HOST}:{server.port}"
-        command = [
-            self.load,
-            "http" if load.framework else "echo",
-            "--account",
-            str(server.process.pid),
-            "--spin-us",
-            "0",
-        ]
-        match load.transport:
-            case "unix":
-                command += ["--address", f"unix:{path}"]
-            case "udp":
-                command += ["--address", f"udp:{address}"]
-            case "tls":
-                command += ["--address", address, "--tls", "--certificate", self.certificate[0]]
-            case _:
-                command += ["--address", address]
+        tcp = f"{HOST}:{server.port}"
+        address = {"unix": f"unix:{path}", "udp": f"udp:{tcp}"}.get(load.transport, tcp)
+        command = [self.load, "http" if load.framework else "echo", "--address", address]
+        command += ["--account", str(server.process.pid), "--spin-us", "0"]
+        if load.transport == "tls":
+            command += ["--tls", "--certificate", self.certificate[0]]
         if load.framework:
             # As most clients do, it names what it accepts, and itself.
             return [*command, "--body", BODY, "--header", "Accept: */*", "--header", "User-Agent: load"]
@@ -175,7 +157,9 @@ class Harness:
                     check_right(found)
                     check_plausible(found, load, self.window_s)
                 except Failed as failure:
-                    raise Failed(f"{failure}{server.last_words()}") from None
+                    words = said(server.stderr)
+                    last = f"; the server's last line: {words}" if words else ""
+                    raise Failed(f"{failure}{last}") from None
         return figures_of(found, load)
 
     # --- what the command line asks for ---
@@ -205,15 +189,6 @@ class Harness:
         return ""
 
 
-def in_lab_units(found: dict[str, Any]) -> dict[str, float]:
-    """Return a time per operation in ns, whatever unit it was measured in."""
-    figures = {name: float(value) for name, value in found.items()}
-    for name in ("operation", "cpu", "raw"):
-        if f"{name}_us" in figures:
-            figures[f"{name}_ns"] = 1000 * figures.pop(f"{name}_us")
-    return figures
-
-
 def check_right(found: dict[str, Any]) -> None:
     """Raise Failed if a load met any failure, such as a wrong byte or a lost datagram, or can't tell what the server cost."""
     for error in found["errors"].values():
@@ -226,10 +201,11 @@ def check_right(found: dict[str, Any]) -> None:
 def check_plausible(found: dict[str, Any], load: Load, window_s: float) -> None:
     """Raise Failed if the answers stopped coming for a part of the window.
 
-    By Little's law: in a closed loop, all connections wait for an answer all the time.
+    By Little's law: where each connection sends its next message as soon as it has the answer, all wait for one all the time.
     """
+    closed = not load.idle and not load.interval_us
     in_flight = found["littles_law"]["in_flight_average"]
-    if load.closed and in_flight < load.connections / 2:
+    if closed and in_flight < load.connections / 2:
         raise Failed(
             f"stalled: {found['operations']} messages in {window_s:g} s on {load.connections} connections account for"
             f" {in_flight:.1f} of them"
@@ -267,11 +243,6 @@ class Server:
     process: "subprocess.Popen[bytes]"
     port: int
     stderr: IO[bytes]
-
-    def last_words(self) -> str:
-        """Return the last line that it had to say, as an addition to somebody else's complaint."""
-        words = said(self.stderr)
-        return f"; the server's last line: {words}" if words else ""
 
 
 def last_line(text: str) -> str:
@@ -323,14 +294,6 @@ def run(command: list[str], expected_s: float, cpus: Sequence[int] = ()) -> dict
     return found
 
 
-def port_in(line: str) -> int:
-    """Return the port in the first line that a server prints."""
-    try:
-        return int(json.loads(line)["port"])
-    except (ValueError, KeyError, TypeError):
-        raise Failed(f"the server's first line says no port: {line.strip()[:100]}") from None
-
-
 @contextlib.contextmanager
 def serving(command: list[str]) -> Iterator[Server]:
     """Start a server, wait until it listens, and end it at the end."""
@@ -345,7 +308,7 @@ def serving(command: list[str]) -> Iterator[Server]:
             line = process.stdout.readline() if readable else b""
             if not line:
                 raise Failed(said(stderr) or f"the server didn't listen after {START_TIMEOUT_S:g} s")
-            yield Server(process, port_in(line.decode()), stderr)
+            yield Server(process, int(json.loads(line)["port"]), stderr)
         finally:
             process.stdin.close()  # Which ends the server.
             try:

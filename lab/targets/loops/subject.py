@@ -112,12 +112,7 @@ def timed(loop: Loop, clock: Clock, operations: Coroutine[Any, Any, object], cou
     begin_ns, cpu_begin_ns = clock.ns(), time.process_time_ns()
     loop.run_until_complete(operations)
     cpu_ns = time.process_time_ns() - cpu_begin_ns
-    return {"operation_us": (clock.ns() - begin_ns) / count / 1000, "cpu_us": cpu_ns / count / 1000}
-
-
-def per_operation(loop: Loop, clock: Clock, many: Callable[[], Coroutine[Any, Any, object]], count: int) -> Figures:
-    """Run a coroutine of `count` operations; return the time of one."""
-    return {"operation_us": timed(loop, clock, many(), count)["operation_us"]}
+    return {"operation_ns": (clock.ns() - begin_ns) / count, "cpu_ns": cpu_ns / count}
 
 
 def listen(*, blocking: bool) -> socket.socket:
@@ -131,7 +126,7 @@ def listen(*, blocking: bool) -> socket.socket:
     return listener
 
 
-# --- scheduling: each prepares what it needs, checks that the loop does the work, and yields the measurement ---
+# --- one operation: each prepares what it needs, checks that the loop does the work, and yields the measurement ---
 
 
 def batches(loop: Loop, clock: Clock, count: int) -> Iterator[Measurement]:
@@ -154,13 +149,11 @@ def batches(loop: Loop, clock: Clock, count: int) -> Iterator[Measurement]:
     yield measure
 
 
-@contextlib.contextmanager
 def call_soon(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
     """Measure batches of 1,000 callbacks, whose objects stay in the CPU's cache."""
     yield from batches(loop, clock, 1_000)
 
 
-@contextlib.contextmanager
 def call_soon_50000(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
     """Measure a batch of 50,000 callbacks, whose objects come from memory and go back to it."""
     yield from batches(loop, clock, 50_000)
@@ -200,7 +193,6 @@ def iterations_until_served(loop: Loop) -> int:
     return worst
 
 
-@contextlib.contextmanager
 def chain(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
     """Measure 10,000 callbacks that reschedule themselves, one per iteration, beside an idle listening socket.
 
@@ -243,7 +235,6 @@ def chain(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
     server.close()
 
 
-@contextlib.contextmanager
 def chains(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
     """Measure 100 chains of callbacks that schedule their successor, side by side, 500 links long: 100 callbacks an iteration."""
     side_by_side, count = 100, 50_000
@@ -275,7 +266,6 @@ def timer_delays_s(count: int) -> list[float]:
     return [index * 7 % 10 / 1000 for index in range(count)]
 
 
-@contextlib.contextmanager
 def timers(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
     """Measure 5,000 call_later of 0 to 9 ms: what it costs to insert them, and to run them once they are due; nothing waits."""
     count = 5_000
@@ -307,7 +297,6 @@ def timers(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
     yield measure
 
 
-@contextlib.contextmanager
 def timer_lateness(loop: Loop, _clock: Clock, _: Surroundings) -> Iterator[Measurement]:
     """Measure 5,000 call_later of 0 to 9 ms: how long after its time each runs, and the CPU time in all."""
     count = 5_000
@@ -337,7 +326,6 @@ def timer_lateness(loop: Loop, _clock: Clock, _: Surroundings) -> Iterator[Measu
     yield measure
 
 
-@contextlib.contextmanager
 def timers_cancel(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
     """Measure 10,000 times call_later and cancel, then one iteration of the loop, which gets to clean up."""
     count = 10_000
@@ -358,7 +346,6 @@ def timers_cancel(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measure
     yield measure
 
 
-@contextlib.contextmanager
 def threadsafe(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
     """Measure 10,000 call_soon_threadsafe from another thread, while the loop runs; to the last callback's run."""
     count = 10_000
@@ -389,7 +376,6 @@ def threadsafe(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measuremen
     yield lambda: race(nothing)
 
 
-@contextlib.contextmanager
 def flood(loop: Loop, _clock: Clock, _: Surroundings) -> Iterator[Measurement]:
     """Measure four threads that do nothing but post callbacks for 0.3 s: how late a tick of every 10 ms comes, how long a post takes, and
     how many callbacks run."""
@@ -451,7 +437,6 @@ def flood(loop: Loop, _clock: Clock, _: Surroundings) -> Iterator[Measurement]:
     yield measure
 
 
-@contextlib.contextmanager
 def post_without_loop(loop: Loop, _clock: Clock, _: Surroundings) -> Iterator[Measurement]:
     """Measure a thread that posts 20,000 callbacks while a callback waits for it outside the GIL, and as many before the loop runs: the
     longest post, and the average one."""
@@ -502,7 +487,6 @@ def post_without_loop(loop: Loop, _clock: Clock, _: Surroundings) -> Iterator[Me
     yield measure
 
 
-@contextlib.contextmanager
 def accept_while_busy(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
     """Measure a hundred clients in each iteration of a loop that is never idle: how many of them wait, at most and on average."""
     iterations, clients_each, clients_kept = 30, 100, 300
@@ -538,14 +522,13 @@ def accept_while_busy(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Mea
     def measure() -> Figures:
         begin_ns = clock.ns()
         behind = loop.run_until_complete(come(address))
-        each_us = (clock.ns() - begin_ns) / 1000 / (iterations * clients_each)
-        return {"behind_max": max(behind), "behind_mean": sum(behind) / len(behind), "operation_us": each_us}
+        each_ns = (clock.ns() - begin_ns) / (iterations * clients_each)
+        return {"behind_max": max(behind), "behind_mean": sum(behind) / len(behind), "operation_ns": each_ns}
 
     yield measure
     created.close()
 
 
-@contextlib.contextmanager
 def gather(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
     """Measure asyncio.gather of 1,000 tasks that each sleep(0) once."""
     count = 1_000
@@ -561,7 +544,6 @@ def gather(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
     yield lambda: timed(loop, clock, everything(), count)
 
 
-@contextlib.contextmanager
 def futures(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
     """Make a future, have a callback set its result, and await it: 2,000 times one after the other."""
     count = 2_000
@@ -578,7 +560,6 @@ def futures(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
     yield lambda: timed(loop, clock, many(), count)
 
 
-@contextlib.contextmanager
 def executor(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
     """Measure run_in_executor of a function that returns at once, awaited: 200 times one after the other."""
     count = 200
@@ -593,7 +574,6 @@ def executor(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]
     loop.run_until_complete(loop.shutdown_default_executor())
 
 
-@contextlib.contextmanager
 def server(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
     """Measure create_server on 127.0.0.1, port 0, which listens when it returns; then close."""
     count = 100
@@ -621,10 +601,9 @@ def server(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
         require(False, "a server listens when create_server returns, and no longer after close")
 
     loop.run_until_complete(check())
-    yield functools.partial(per_operation, loop, clock, many, count)
+    yield lambda: timed(loop, clock, many(), count)
 
 
-@contextlib.contextmanager
 def connect(loop: Loop, clock: Clock, surroundings: Surroundings) -> Iterator[Measurement]:
     """Measure create_connection to a server in C in another process, close, wait for connection_lost: the client's cost."""
     port = surroundings.port
@@ -642,16 +621,12 @@ def connect(loop: Loop, clock: Clock, surroundings: Surroundings) -> Iterator[Me
             transport.close()
             await lost
 
-    def measure() -> Figures:
-        return timed(loop, clock, many(100), 100)
-
     loop.run_until_complete(many(1))
     # Only now that the loop has run: one that looks how many CPUs it may use must see them all.
     stay_on(surroundings.cpus)
-    yield measure
+    yield lambda: timed(loop, clock, many(100), 100)
 
 
-@contextlib.contextmanager
 def getaddrinfo(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
     """Measure getaddrinfo of an address literal, and the C library's own beside it."""
     count = 1_000
@@ -661,11 +636,9 @@ def getaddrinfo(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measureme
         for _ in range(count):
             await loop.getaddrinfo(*arguments, type=socket.SOCK_STREAM)
 
-    async def once() -> object:
-        return await loop.getaddrinfo(*arguments, type=socket.SOCK_STREAM)
-
+    answered = loop.run_until_complete(loop.getaddrinfo(*arguments, type=socket.SOCK_STREAM))
     expected = socket.getaddrinfo(*arguments, type=socket.SOCK_STREAM)
-    require(loop.run_until_complete(once()) == expected, "getaddrinfo answers as the socket module's")
+    require(answered == expected, "getaddrinfo answers as the socket module's")
 
     def measure() -> Figures:
         begin_ns = clock.ns()
@@ -673,15 +646,11 @@ def getaddrinfo(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measureme
         end_ns = clock.ns()
         for _ in range(count):
             socket.getaddrinfo(*arguments, type=socket.SOCK_STREAM)
-        return {
-            "operation_us": (end_ns - begin_ns) / count / 1000,
-            "raw_us": (clock.ns() - end_ns) / count / 1000,
-        }
+        return {"operation_ns": (end_ns - begin_ns) / count, "raw_ns": (clock.ns() - end_ns) / count}
 
     yield measure
 
 
-@contextlib.contextmanager
 def spawn(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
     """Measure create_subprocess_exec of /bin/true, and wait for it."""
     count = 20
@@ -699,7 +668,6 @@ def spawn(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
     yield lambda: timed(loop, clock, many(), count)
 
 
-@contextlib.contextmanager
 def read_child(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
     """Read 10 MB from a child's stdout."""
     size = 10_000_000
@@ -714,7 +682,6 @@ def read_child(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measuremen
     yield lambda: timed(loop, clock, once())
 
 
-@contextlib.contextmanager
 def sendfile(loop: Loop, clock: Clock, surroundings: Surroundings) -> Iterator[Measurement]:
     """Measure loop.sendfile of 10 MB to a program in C that reads and forgets it."""
     size = 10_000_000
@@ -735,7 +702,6 @@ def sendfile(loop: Loop, clock: Clock, surroundings: Surroundings) -> Iterator[M
         transport.close()
 
 
-@contextlib.contextmanager
 def communicate(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
     """Give a child 10 MB and read them back from it, by communicate()."""
     data = os.urandom(10_000_000)
@@ -750,7 +716,6 @@ def communicate(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measureme
     yield lambda: timed(loop, clock, once())
 
 
-@contextlib.contextmanager
 def read_pipe(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
     """Measure connect_read_pipe: a message of 1 KB that the same thread writes into the pipe, until the protocol has it."""
     count, message = 500, os.urandom(1024)
@@ -774,7 +739,9 @@ def read_pipe(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement
             os.write(writing, message)
             await arrived
 
-    measure = functools.partial(per_operation, loop, clock, many, count)
+    def measure() -> Figures:
+        return timed(loop, clock, many(), count)
+
     measure()
     require(received == message, "what is written into a pipe is read from it")
     yield measure
@@ -783,7 +750,6 @@ def read_pipe(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement
     loop.run_until_complete(asyncio.sleep(0))
 
 
-@contextlib.contextmanager
 def write_pipe(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
     """Measure connect_write_pipe: a message of 1 KB, which the same thread reads from the pipe when the loop has had a turn."""
     count, message = 500, os.urandom(1024)
@@ -798,13 +764,12 @@ def write_pipe(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measuremen
             await asyncio.sleep(0)
             require(os.read(reading, 2048) == message, "what is written to a pipe's transport is in the pipe")
 
-    yield functools.partial(per_operation, loop, clock, many, count)
+    yield lambda: timed(loop, clock, many(), count)
     transport.close()
     loop.run_until_complete(asyncio.sleep(0))
     os.close(reading)
 
 
-@contextlib.contextmanager
 def sock_connect(loop: Loop, clock: Clock, surroundings: Surroundings) -> Iterator[Measurement]:
     """Measure sock_connect to a server in C in another process, and close."""
     count = 100
@@ -817,9 +782,6 @@ def sock_connect(loop: Loop, clock: Clock, surroundings: Surroundings) -> Iterat
             await loop.sock_connect(client, address)
             client.close()
 
-    def measure() -> Figures:
-        return timed(loop, clock, many(), count)
-
     async def check() -> None:
         with socket.socket() as client:
             client.setblocking(False)
@@ -828,10 +790,9 @@ def sock_connect(loop: Loop, clock: Clock, surroundings: Surroundings) -> Iterat
 
     loop.run_until_complete(check())
     stay_on(surroundings.cpus)
-    yield measure
+    yield lambda: timed(loop, clock, many(), count)
 
 
-@contextlib.contextmanager
 def sock_accept(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
     """Measure sock_accept of connections that the same thread makes before it waits, and close both ends."""
     count = 100
@@ -893,13 +854,11 @@ def round_trips(
     server.close()
 
 
-@contextlib.contextmanager
 def ping_pong(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
     """Measure 64 bytes there and back over TCP, client and server in one loop."""
     yield from round_trips(loop, clock, 1_000, bytes(range(64)))
 
 
-@contextlib.contextmanager
 def tls_one_loop(loop: Loop, clock: Clock, surroundings: Surroundings) -> Iterator[Measurement]:
     """Measure 1 KB there and back under TLS, client and server in one loop."""
     server_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -949,13 +908,12 @@ def requests_over_streams(
     address = server.sockets[0].getsockname()[:2]
     clients = loop.run_until_complete(connect())
 
-    yield functools.partial(per_operation, loop, clock, many, count)
+    yield lambda: timed(loop, clock, many(), count)
     for client in clients:
         client.transport.close()
     server.close()
 
 
-@contextlib.contextmanager
 def read_lines(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
     """Measure a request of two lines, as those of Redis."""
 
@@ -967,7 +925,6 @@ def read_lines(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measuremen
     yield from requests_over_streams(loop, clock, b"$11\r\nhello world\r\n", answer_one)
 
 
-@contextlib.contextmanager
 def read_exactly(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurement]:
     """Measure a request of a length and as many bytes."""
 
@@ -979,7 +936,7 @@ def read_exactly(loop: Loop, clock: Clock, _: Surroundings) -> Iterator[Measurem
 
 
 MICRO = {
-    function.__name__: function
+    function.__name__: contextlib.contextmanager(function)
     for function in (
         call_soon, call_soon_50000, chain, chains, timers, timer_lateness, timers_cancel, threadsafe, flood, post_without_loop,
         accept_while_busy, gather, futures, executor, server, connect, getaddrinfo, spawn, read_child, communicate, read_pipe,
@@ -1036,14 +993,6 @@ async def serve_transports(factory: Callable[[], asyncio.BaseProtocol], listener
     await keep(await create(factory, sock=listener, backlog=BACKLOG, **more))
 
 
-async def serve_protocol(listener: socket.socket, more: Options) -> None:
-    await serve_transports(EchoProtocol, listener, more)
-
-
-async def serve_buffered(listener: socket.socket, more: Options) -> None:
-    await serve_transports(EchoBufferedProtocol, listener, more)
-
-
 async def serve_streams(listener: socket.socket, more: Options) -> None:
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(RECEIVE_BYTES):
@@ -1085,8 +1034,8 @@ async def serve_datagrams(bound: socket.socket, _: Options) -> None:
 
 
 ECHO: dict[str, Callable[[socket.socket, Options], Coroutine[Any, Any, None]]] = {
-    "protocol": serve_protocol,
-    "buffered": serve_buffered,
+    "protocol": functools.partial(serve_transports, EchoProtocol),
+    "buffered": functools.partial(serve_transports, EchoBufferedProtocol),
     "streams": serve_streams,
     "sock": serve_sock,
     "datagrams": serve_datagrams,
