@@ -92,17 +92,8 @@ async def blocking(cell: str, folder: Folder) -> Work:
                 os.rename(old, new)
                 os.rename(new, old)
 
-    works: dict[str, Work] = {
-        "pread": pread,
-        "read": read,
-        "small": small,
-        "lines": lines,
-        "write": write,
-        "stat": stat,
-        "many_stats": stat,
-        "rename": rename,
-    }
-    return works[cell]
+    works = {work.__name__: work for work in (pread, read, small, lines, write, stat, rename)}
+    return works["stat" if cell == "many_stats" else cell]
 
 
 def awaited(
@@ -168,17 +159,8 @@ def awaited(
             times = count * RENAMES // TASKS // 2
             await asyncio.gather(*(there_and_back(old, new, times) for old, new in folder.renamed))
 
-        works: dict[str, Work] = {
-            "pread": pread,
-            "read": read,
-            "small": small,
-            "lines": lines,
-            "write": write,
-            "stat": stat,
-            "many_stats": many_stats,
-            "rename": rename,
-        }
-        return works[cell]
+        works = (pread, read, small, lines, write, stat, many_stats, rename)
+        return {work.__name__: work for work in works}[cell]
 
     return prepare
 

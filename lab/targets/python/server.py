@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from types import FrameType
+from types import ModuleType
 from typing import Any
 
 HOST = "127.0.0.1"
@@ -151,11 +151,6 @@ async def serve(kind: str, api: str, listener: socket.socket) -> None:
     server.close()
 
 
-def exit_cleanly(_signal: int, _frame: FrameType | None) -> None:
-    """End at once."""
-    os._exit(0)
-
-
 def serve_uvicorn(new_event_loop: str, listener: socket.socket) -> None:
     """Serve the same 13 bytes through uvicorn, whose parser is httptools."""
     import uvicorn
@@ -182,7 +177,7 @@ def serve_uvicorn(new_event_loop: str, listener: socket.socket) -> None:
         )
     )  # fmt: skip
     # uvicorn ends itself with the signal that it was ended with, once it has ended everything else.
-    signal.signal(signal.SIGTERM, exit_cleanly)
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     server.run(sockets=[listener])
 
 
@@ -197,37 +192,31 @@ def end_at_the_signal() -> None:
 
 def echo_connection(connection: socket.socket) -> None:
     """Send back what comes, until the peer has no more."""
-    with connection:
-        try:
-            while data := connection.recv(BUFFER_BYTES):
-                connection.sendall(data)
-        except ConnectionError:
-            pass  # The peer has gone; so does its connection.
+    while data := connection.recv(BUFFER_BYTES):
+        connection.sendall(data)
 
 
 def answer_connection(connection: socket.socket) -> None:
     """Answer each request with the same bytes."""
     rest = b""
-    with connection:
-        try:
-            while data := connection.recv(BUFFER_BYTES):
-                *requests, rest = (rest + data).split(END_OF_REQUEST)
-                if requests:
-                    connection.sendall(ANSWER * len(requests))
-        except ConnectionError:
-            pass
+    while data := connection.recv(BUFFER_BYTES):
+        *requests, rest = (rest + data).split(END_OF_REQUEST)
+        if requests:
+            connection.sendall(ANSWER * len(requests))
 
 
 def discard_connection(connection: socket.socket) -> None:
     """Throw away what comes, until the peer has no more."""
     received = 0
-    with connection:
-        try:
-            while data := connection.recv(BUFFER_BYTES):
-                received += len(data)
-            connection.sendall(b"%d\n" % received)
-        except ConnectionError:
-            pass
+    while data := connection.recv(BUFFER_BYTES):
+        received += len(data)
+    connection.sendall(b"%d\n" % received)
+
+
+def converse(serve_one: Callable[[socket.socket], None], connection: socket.socket) -> None:
+    """Serve a connection until it is over: by its end, or because the peer has gone."""
+    with connection, contextlib.suppress(ConnectionError):
+        serve_one(connection)
 
 
 def serve_threaded(kind: str, listener: socket.socket) -> None:
@@ -235,11 +224,11 @@ def serve_threaded(kind: str, listener: socket.socket) -> None:
     # A handler would run in the thread that accepts: not until the next connection, if the signal comes just before `accept`.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     threading.Thread(target=end_at_the_signal, daemon=True).start()
-    served = {"echo": echo_connection, "http": answer_connection, "discard": discard_connection}
+    serve_one = {"echo": echo_connection, "http": answer_connection, "discard": discard_connection}[kind]
     announce(*listener.getsockname())
     while True:
         connection, _ = listener.accept()
-        threading.Thread(target=served[kind], args=(connection,), daemon=True).start()
+        threading.Thread(target=converse, args=(serve_one, connection), daemon=True).start()
 
 
 # --- bind: one operation is bind and close; or bind, listen and close; or these with one connection accepted ---
@@ -331,18 +320,17 @@ def answer(value: object) -> None:
     print(json.dumps(value), flush=True)
 
 
-def import_loop(name: str) -> Callable[[], asyncio.AbstractEventLoop]:
-    """Return the module's function that makes a loop."""
+def import_module(name: str) -> ModuleType:
+    """Import a module, or end with the reason."""
     try:
-        factory: Callable[[], asyncio.AbstractEventLoop] = importlib.import_module(name).new_event_loop
+        return importlib.import_module(name)
     except ImportError as error:
         sys.exit(f"Python {sys.version.split()[0]} at {sys.executable} cannot import it: {error}")
-    return factory
 
 
 def run(loop: str, main: Coroutine[Any, Any, None]) -> None:
     """Run a coroutine on a new loop."""
-    with asyncio.Runner(loop_factory=import_loop(loop)) as runner:
+    with asyncio.Runner(loop_factory=import_module(loop).new_event_loop) as runner:
         runner.run(main)
 
 
@@ -352,15 +340,12 @@ def probe(arguments: argparse.Namespace) -> None:
         sys.exit(
             f"Python {sys.version.split()[0]} at {sys.executable} is a debugging build: name another in RINGLAB_PYTHON"
         )
-    loop = import_loop(arguments.loop)()
+    loop = import_module(arguments.loop).new_event_loop()
     loop.close()
     versions = {"python": sys.version.split()[0]}
     if arguments.api == "uvicorn":
         for module in ("uvicorn", "httptools"):
-            try:
-                importlib.import_module(module)
-            except ImportError as error:
-                sys.exit(f"Python {sys.version.split()[0]} at {sys.executable} cannot import it: {error}")
+            import_module(module)
             versions[module] = importlib.metadata.version(module)
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # asyncio is of Python itself.
         versions[arguments.loop] = importlib.metadata.version(arguments.loop)
@@ -409,7 +394,7 @@ def main() -> None:
         case _, "threaded":
             serve_threaded(arguments.command, listen(arguments.host, arguments.port))
         case _, "uvicorn":
-            import_loop(arguments.loop)
+            import_module(arguments.loop)
             serve_uvicorn(f"{arguments.loop}:new_event_loop", listen(arguments.host, arguments.port))
         case _:
             listener = listen(arguments.host, arguments.port)
