@@ -2,7 +2,6 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::thread;
 use std::time::Instant;
 
 use monoio::io::{AsyncReadRent, AsyncWriteRentExt};
@@ -23,37 +22,19 @@ fn serve<F>(serving: Serving, converse: fn(TcpStream, usize) -> F) -> io::Result
 where
     F: Future<Output = io::Result<()>> + 'static,
 {
-    let listeners = target_support::listen(serving)?;
-    target_support::announce(&listeners[0])?;
-    let workers: Vec<_> = listeners
-        .into_iter()
-        .map(|listener| thread::spawn(move || work(listener, serving.buffer as usize, converse)))
-        .collect();
-    for worker in workers {
-        worker.join().expect("a worker panicked")?;
-    }
-    Ok(())
-}
-
-fn work<F>(
-    listener: std::net::TcpListener,
-    buffer_bytes: usize,
-    converse: fn(TcpStream, usize) -> F,
-) -> io::Result<()>
-where
-    F: Future<Output = io::Result<()>> + 'static,
-{
-    RuntimeBuilder::<IoUringDriver>::new()
-        .build()?
-        .block_on(async {
-            let listener = TcpListener::from_std(listener)?;
-            loop {
-                let (stream, _) = listener.accept().await?;
-                stream.set_nodelay(true)?;
-                // A connection that fails is over, and nobody else's business.
-                monoio::spawn(converse(stream, buffer_bytes));
-            }
-        })
+    target_support::serve_on_threads(serving, move |listener, buffer_bytes| {
+        RuntimeBuilder::<IoUringDriver>::new()
+            .build()?
+            .block_on(async {
+                let listener = TcpListener::from_std(listener)?;
+                loop {
+                    let (stream, _) = listener.accept().await?;
+                    stream.set_nodelay(true)?;
+                    // A connection that fails is over, and nobody else's business.
+                    monoio::spawn(converse(stream, buffer_bytes));
+                }
+            })
+    })
 }
 
 async fn echo(mut stream: TcpStream, buffer_bytes: usize) -> io::Result<()> {

@@ -31,7 +31,7 @@ fn main() -> io::Result<()> {
     match <Arguments as clap::Parser>::parse().command {
         Command::Echo(serving) => serve(&server(serving)?.start(|| Echo)?),
         Command::Http(serving) => serve(&server(serving)?.start(Hello::default)?),
-        Command::Discard(serving) => discard_all(serving),
+        Command::Discard(serving) => target_support::serve_on_threads(serving, discard_all),
         Command::Bind(binding) => time_binding(binding),
     }
 }
@@ -55,20 +55,7 @@ fn serve(server: &Running) -> io::Result<()> {
     }
 }
 
-fn discard_all(serving: Serving) -> io::Result<()> {
-    let listeners = target_support::listen(serving)?;
-    target_support::announce(&listeners[0])?;
-    let workers: Vec<_> = listeners
-        .into_iter()
-        .map(|listener| thread::spawn(move || work(listener, serving.buffer as usize)))
-        .collect();
-    for worker in workers {
-        worker.join().expect("a worker panicked")?;
-    }
-    Ok(())
-}
-
-fn work(listener: std::net::TcpListener, buffer_bytes: usize) -> io::Result<()> {
+fn discard_all(listener: std::net::TcpListener, buffer_bytes: usize) -> io::Result<()> {
     let mut config = RuntimeConfig::from_env()?;
     config.hot_buffer_bytes = buffer_bytes;
     Runtime::new(&config)?.block_on(async {

@@ -6,6 +6,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::thread;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
@@ -148,6 +149,29 @@ pub fn announce_at(address: SocketAddr) -> io::Result<()> {
     flag::register_conditional_shutdown(SIGTERM, 0, Arc::new(AtomicBool::new(true)))?;
     println!("listening on {address}");
     io::stdout().flush()
+}
+
+/// Serves on a thread with a listener of its own per worker; `work` gets the listener and the size of the buffer in bytes.
+///
+/// # Errors
+/// Those of [`listen`], [`announce`] and `work`.
+///
+/// # Panics
+/// If `work` does.
+pub fn serve_on_threads(
+    serving: Serving,
+    work: impl Fn(TcpListener, usize) -> io::Result<()> + Copy + Send + 'static,
+) -> io::Result<()> {
+    let listeners = listen(serving)?;
+    announce(&listeners[0])?;
+    let workers: Vec<_> = listeners
+        .into_iter()
+        .map(|listener| thread::spawn(move || work(listener, serving.buffer as usize)))
+        .collect();
+    for worker in workers {
+        worker.join().expect("a worker panicked")?;
+    }
+    Ok(())
 }
 
 /// How much of the end of a request has been seen, so that it is found across packets.
