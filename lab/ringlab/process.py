@@ -10,7 +10,6 @@ import itertools
 import json
 import math
 import os
-import platform
 import select
 import shutil
 import signal
@@ -37,7 +36,6 @@ PIDFD_GETFD = 438
 """The number of the system call, which is the same on every architecture (since Linux 5.6)."""
 TCP_INFO_BACKLOG_OFFSET = 28
 """Of tcpi_sacked in struct tcp_info: on a listening socket it holds the greatest backlog (tcp_get_info() in net/ipv4/tcp.c)."""
-TCP_LISTEN_STATE = "0A"
 PROBE_TIMEOUT_S = 5.0
 ACCEPT_TIMEOUT_S, ACCEPT_LOOK_S = 0.5, 0.005
 """How long a server may take to accept a connection on which it has nothing to answer, and how often that is looked up."""
@@ -190,7 +188,6 @@ class Ending:
     """How a server ended."""
 
     code: int | None
-    killed: bool
     by_itself: bool
     """Nobody had asked it to end."""
     complaint: str = ""
@@ -341,7 +338,7 @@ class Server:
             how = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
             complaint = f"it ended {how} on {stop.signal}{self.last_words()}"
         words = self.last_words() if ended_by_itself else ""
-        self.ending = Ending(code, killed, ended_by_itself, complaint, words)
+        self.ending = Ending(code, ended_by_itself, complaint, words)
         return self.ending
 
 
@@ -453,48 +450,29 @@ def duplicate(pid: int, descriptor: int) -> socket.socket:
     return socket.socket(fileno=found)
 
 
-def socket_descriptors(pid: int) -> Iterator[tuple[int, str]]:
+def socket_descriptors(pid: int) -> Iterator[tuple[int, int]]:
     """Yield the descriptors of a process that are sockets, with their inodes."""
     for name in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(OSError):
             target = os.readlink(f"/proc/{pid}/fd/{name}")
             if target.startswith("socket:["):
-                yield int(name), target[8:-1]
+                yield int(name), int(target[8:-1])
 
 
-def tcp_inodes(pid: int, port: int, peer_port: int | None) -> set[str]:
-    """Return the inodes of sockets at a local port: those that listen, or the one that is connected with `peer_port`."""
-    found, number = set(), f":{port:04X} "
-    for table in ("tcp", "tcp6"):
-        try:
-            lines = Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]
-        except OSError:
-            continue
-        for line in lines:
-            # The table has all sockets of the machine, tens of thousands after tests with many connections.
-            if number not in line:
-                continue
-            fields = line.split()
-            local, remote, state, inode = fields[1], fields[2], fields[3], fields[9]
-            if int(local.rpartition(":")[2], 16) != port:
-                continue
-            if state == TCP_LISTEN_STATE if peer_port is None else int(remote.rpartition(":")[2], 16) == peer_port:
-                found.add(inode)
-    return found
+def inodes_of(server: Server, client: socket.socket | None) -> set[int]:
+    """Return the inodes of the sockets that listen at a server's port, or of its end of a client's connection: 0 if it isn't accepted.
 
-
-def inodes_of(server: Server, client: socket.socket | None) -> set[str]:
-    """Return the inodes of the sockets that listen at a server's port, or of its end of a client's connection: 0 if it isn't accepted."""
-    with contextlib.suppress(OSError):
-        if sock_diag.in_own_network(server.pid):
-            found = sock_diag.listening(server.port) if client is None else {sock_diag.other_end(client)}
-            return set(map(str, found))
-    return tcp_inodes(server.pid, server.port, None if client is None else client.getsockname()[1])
+    Raise OSError where the kernel can't be asked.
+    """
+    return sock_diag.listening(server.port) if client is None else {sock_diag.other_end(client)}
 
 
 def find_sockets(server: Server, client: socket.socket | None) -> tuple[list[socket.socket], int, str]:
     """Return duplicates of a server's sockets (which listen, or one connection), how many there are, and what hindered."""
-    inodes = inodes_of(server, client)
+    try:
+        inodes = inodes_of(server, client)
+    except OSError as error:
+        return [], 0, f"the kernel lists no such socket: {error.strerror}"
     found, hindrance, seen = [], "", set()
     for pid in server.tree():
         try:
@@ -511,7 +489,10 @@ def find_sockets(server: Server, client: socket.socket | None) -> tuple[list[soc
 
 def check_listener(server: Server) -> None:
     """Raise SampleFailed where a process that isn't the server's listens at its port."""
-    inodes = inodes_of(server, None)
+    try:
+        inodes = inodes_of(server, None)
+    except OSError:
+        return
     own = set(server.tree())
     # No descriptor was found: io_uring can hold sockets without descriptors.
     if inodes and not owners(own, inodes):
@@ -519,7 +500,7 @@ def check_listener(server: Server) -> None:
             raise SampleFailed(f"process {pid}, which isn't the server's, listens on port {server.port}")
 
 
-def owners(pids: Iterable[int], inodes: Container[str]) -> set[int]:
+def owners(pids: Iterable[int], inodes: Container[int]) -> set[int]:
     """Return which of these processes have a descriptor of one of these sockets."""
     found = set()
     for pid in pids:
@@ -535,7 +516,7 @@ def check_owners(server: Server) -> None:
     Whatever it does for them would count as nothing.
     """
     try:
-        inodes = set(map(str, sock_diag.connected(server.port))) if sock_diag.in_own_network(server.pid) else set()
+        inodes = sock_diag.connected(server.port)
     except OSError:
         return
     for pid in owners(set(psutil.pids()) - set(server.tree()) - {os.getpid()}, inodes) - set(server.tree()):
@@ -672,7 +653,5 @@ def verify(server: Server) -> list[results.Check]:
     256 KB, which glibc's malloc gets from mmap(2) and gives back for every message, until such a block is freed whole, with
     the last read of a connection (mallopt(3), M_MMAP_THRESHOLD).
     """
-    if platform.system() != "Linux":  # pragma: no cover
-        raise SampleFailed("ringlab measures on Linux only")
     check_listener(server)
     return [*check_listening(server), *check_connection(server)]

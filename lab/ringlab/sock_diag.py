@@ -11,7 +11,7 @@ import struct
 
 NETLINK_SOCK_DIAG = 4
 SOCK_DIAG_BY_FAMILY = 20
-NLM_F_REQUEST, NLM_F_DUMP_INTR, NLM_F_DUMP = 0x1, 0x10, 0x300
+NLM_F_REQUEST, NLM_F_DUMP = 0x1, 0x300
 NLMSG_ERROR, NLMSG_DONE = 2, 3
 HEADER = struct.Struct("=IHHII")
 """struct nlmsghdr: length, type, flags, number of the request, port."""
@@ -27,11 +27,6 @@ ALL_STATES = 0xFFFFFFFF
 
 Found = list[tuple[int, int]]
 """The state and the inode of each socket."""
-
-
-def in_own_network(pid: int) -> bool:
-    """Return whether a process is in the network namespace of this thread, which is the one that is asked."""
-    return os.path.samestat(os.stat(f"/proc/{pid}/ns/net"), os.stat("/proc/thread-self/ns/net"))
 
 
 def listening(port: int) -> set[int]:
@@ -74,7 +69,7 @@ def ask(family: int, states: int, wanted: bytes, flags: int = 0) -> Found:
         while True:
             data = kernel.recv(1 << 16)
             while data:
-                length, kind, meaning = HEADER.unpack_from(data)[:3]
+                length, kind = HEADER.unpack_from(data)[:2]
                 content = data[HEADER.size : length]
                 if kind in (NLMSG_DONE, NLMSG_ERROR):
                     # An error of a dump is in the message that ends it.
@@ -82,8 +77,6 @@ def ask(family: int, states: int, wanted: bytes, flags: int = 0) -> Found:
                     if code != 0 or kind == NLMSG_ERROR:
                         raise OSError(code, os.strerror(code))
                     return found
-                if meaning & NLM_F_DUMP_INTR:
-                    raise OSError(errno.EAGAIN, "the sockets changed meanwhile")
                 found.append((content[STATE_OFFSET], struct.unpack_from("=I", content, INODE_OFFSET)[0]))
                 data = data[(length + 3) & ~3 :]
             if not flags:

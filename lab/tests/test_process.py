@@ -320,34 +320,25 @@ class Listening:
         self.pid, self.port = os.getpid(), port
 
 
-@pytest.mark.parametrize("asked", [True, False], ids=["sock_diag", "table"])
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6], ids=["ipv4", "ipv6"])
-def test_sockets_are_found_by_their_ports(
-    family: socket.AddressFamily, asked: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not asked:
-        # A request that the kernel doesn't know gets an error, as this one does where there is no inet_diag.
-        monkeypatch.setattr(process.sock_diag, "SOCK_DIAG_BY_FAMILY", 0x7FFF)
-
-    def inode(sock: socket.socket) -> str:
-        return str(os.fstat(sock.fileno()).st_ino)
+def test_sockets_are_found_by_their_ports(family: socket.AddressFamily) -> None:
+    def inode(sock: socket.socket) -> int:
+        return os.fstat(sock.fileno()).st_ino
 
     v6 = family == socket.AF_INET6
     if v6 and not HAS_IPV6:
         pytest.skip("no IPv6 here")
-    if asked:
-        try:
-            process.sock_diag.listening(1)
-        except OSError as error:
-            pytest.skip(f"no sock_diag here: {error}")
-        monkeypatch.setattr(process, "tcp_inodes", None)
+    try:
+        process.sock_diag.listening(1)
+    except OSError as error:
+        pytest.skip(f"no sock_diag here: {error}")
     host = "::" if v6 else process.HOST
     with socket.create_server((host, 0), family=family, dualstack_ipv6=v6) as listener:
         server: Any = Listening(listener.getsockname()[1])
         assert inode(listener) in process.inodes_of(server, None)
         for client_host in (process.HOST, "::1") if v6 else (process.HOST,):
             with socket.create_connection((client_host, server.port)) as client:
-                assert process.inodes_of(server, client) == {"0"}
+                assert process.inodes_of(server, client) == {0}
                 accepted, _ = listener.accept()
                 with accepted:
                     assert process.inodes_of(server, client) == {inode(accepted)}
@@ -356,6 +347,18 @@ def test_sockets_are_found_by_their_ports(
                     assert inode(accepted) not in listening
         listened = inode(listener)
     assert listened not in process.inodes_of(server, None)
+
+
+def test_the_kernel_is_not_asked_in_vain(make_targets: MakeTargets, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel without inet_diag answers as to a request that it doesn't know, and what an arm declares remains unknown."""
+    monkeypatch.setattr(process.sock_diag, "SOCK_DIAG_BY_FAMILY", 0x7FFF)
+    with pytest.raises(OSError):
+        process.sock_diag.listening(1)
+    (arm,) = manifest.discover(make_targets(one=1.0))
+    with process.Server(arm, "echo", 1) as server:
+        found = {check.name: check for check in process.verify(server)}
+        assert (found["nodelay"].status, found["backlog"].status) == ("unknown", "unknown")
+        assert found["nodelay"].text.startswith("the kernel lists no such socket: ")
 
 
 @pytest.mark.parametrize("listed", [True, False])
