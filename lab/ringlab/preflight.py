@@ -5,12 +5,11 @@ import os
 import platform
 import resource
 import shutil
-import socket
 import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from pathlib import Path
 
 import psutil
@@ -31,7 +30,6 @@ STEAL_SAMPLE_S = 0.3
 STEAL_MAX = 0.05
 TIME_WAIT_MAX = 2000
 TIME_WAIT_DRAIN_S = 65
-PORTS_SPARE = 5000
 SYSTEM_CALL_TOOLS = ("perf", "strace")
 VARIABLES = (
     "RINGLOOP_",
@@ -107,33 +105,6 @@ def raise_descriptor_limit(connections: int) -> Finding:
             )
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
     return Finding("descriptors", "ok", f"{max(soft, needed)} in one process, {needed} are needed")
-
-
-def check_ports(connections: int) -> Finding:
-    """Find out whether there are enough ports for the connections of many samples, one after the other."""
-    low, _, high = read_text("/proc/sys/net/ipv4/ip_local_port_range").partition("\t")
-    ports = int(high or 60999) - int(low or 32768) + 1
-    if ports < connections + PORTS_SPARE:
-        return Finding(
-            "ports",
-            "error" if ports < connections else "warning",
-            f"{ports} ports are available for connections, but {connections} are needed at once",
-            "`sysctl -w net.ipv4.ip_local_port_range='10000 60999'`",
-        )
-    return Finding("ports", "ok", f"{ports} for connections")
-
-
-def check_backlog() -> Finding:
-    """Find out whether servers get the backlog that they ask for."""
-    backlog = int(read_text("/proc/sys/net/core/somaxconn") or 4096)
-    if backlog < 1024:
-        return Finding(
-            "backlog",
-            "warning",
-            f"the kernel limits backlogs to {backlog}: connecting many at once may fail or take a second",
-            "`sysctl -w net.core.somaxconn=4096`",
-        )
-    return Finding("backlog", "ok", f"up to {backlog}")
 
 
 def check_cpus(placement: results.Placement) -> Finding:
@@ -272,13 +243,10 @@ def check_io_uring() -> Finding:
 
 def check_debug() -> Finding:
     """Refuse debug builds and modes, whose figures mean nothing."""
-    found = [f"{name} is set" for name in DEBUG_VARIABLES if os.environ.get(name)]
+    if found := [name for name in DEBUG_VARIABLES if os.environ.get(name)]:
+        return Finding("debugging", "error", f"{' and '.join(found)} is set", f"`unset {' '.join(found)}`")
     if sysconfig.get_config_var("Py_DEBUG"):
-        found.append(f"{sys.executable} is a debug build")
-    if found:
-        unset = [name for name in DEBUG_VARIABLES if os.environ.get(name)]
-        remedy = f"`unset {' '.join(unset)}`" if unset else "use a release build of Python"
-        return Finding("debugging", "error", "; ".join(found), remedy)
+        return Finding("debugging", "error", f"{sys.executable} is a debug build", "use a release build of Python")
     return Finding("debugging", "ok", "off")
 
 
@@ -311,15 +279,6 @@ def check_generator(program: Path | None, problem: str = "") -> Finding:
             f"{REMEDY}, and unset RINGLAB_LOAD",
         )
     return Finding("load generator", "ok", f"{version}, {program}")
-
-
-def check_loopback() -> Finding:
-    """Find out whether connections over loopback work at all."""
-    try:
-        with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname(), 2):
-            return Finding("loopback", "ok", "connects")
-    except OSError as error:
-        return Finding("loopback", "error", f"cannot connect to 127.0.0.1: {error}", "`ip link set lo up`")
 
 
 def check_system_call_tool() -> Finding:
@@ -385,9 +344,6 @@ def examine(connections: int, placement: results.Placement, program: Path | None
     return [
         check_cpus(placement),
         raise_descriptor_limit(connections),
-        check_ports(connections),
-        check_backlog(),
-        check_loopback(),
         check_governor(),
         check_load(),
         check_steal(),
@@ -429,7 +385,7 @@ def revision(folder: Path) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
-def environment(program: Path | None, prefixes: Iterable[str] = VARIABLES) -> results.Environment:
+def environment(program: Path | None) -> results.Environment:
     """Describe the machine."""
     vulnerabilities = Path("/sys/devices/system/cpu/vulnerabilities")
     clone = sources.clone()
@@ -457,5 +413,5 @@ def environment(program: Path | None, prefixes: Iterable[str] = VARIABLES) -> re
         load_average_begin=list(os.getloadavg()),
         generator=text,
         revision=revision(clone) if clone is not None else "",
-        variables={name: value for name, value in sorted(os.environ.items()) if name.startswith(tuple(prefixes))},
+        variables={name: value for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)},
     )
