@@ -21,8 +21,6 @@ from ringlab import Refused, __version__
 from ringlab.deferred import jsonschema
 
 SCHEMA_VERSION = 1
-DEPTH_MAX = 50
-"""Of a result, which has some ten levels."""
 
 SampleStatus = Literal["measured", "void", "failed"]
 ComparisonVerdict = Literal["better", "worse", "tie", "cannot tell"]
@@ -506,36 +504,24 @@ class Result:
     def read(cls, path: Path) -> Self:
         """Read a file that `write` made; raise ResultError that names the file."""
         try:
-            content = json.loads(
-                path.read_text(encoding="utf-8"),
-                parse_constant=refuse_constant,
-                parse_float=read_float,
-                parse_int=read_integer,
-            )
+            content = json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse_constant)
             return cls.from_json(readable(content))
         except OSError as error:
             raise ResultError(f"cannot read {path}: {error.strerror}") from None
         except ValueError as error:
             raise ResultError(f"{path} is not valid JSON: {error}") from None
-        except RecursionError:
-            raise ResultError(f"{path} is not a result of ringlab: it is nested too deeply") from None
         except ResultError as error:
             raise ResultError(f"{path} is not a result of ringlab: {error}") from None
 
 
-def readable(content: Any, depth: int = 0) -> Any:
-    """Return JSON with \\udce9 written out for what no text has: that is how Python reads the byte e9 of a path that isn't UTF-8.
-
-    Raise RecursionError for what is nested deeper than any result, long before Python does.
-    """
-    if depth > DEPTH_MAX:
-        raise RecursionError
+def readable(content: Any) -> Any:
+    """Return JSON with \\udce9 written out for what no text has: that is how Python reads the byte e9 of a path that isn't UTF-8."""
     if isinstance(content, str):
         return content.encode("utf-8", "backslashreplace").decode()
     if isinstance(content, dict):
-        return {readable(name): readable(each, depth + 1) for name, each in content.items()}
+        return {readable(name): readable(each) for name, each in content.items()}
     if isinstance(content, list | tuple):
-        return [readable(each, depth + 1) for each in content]
+        return [readable(each) for each in content]
     return content
 
 
@@ -547,20 +533,6 @@ def write_text(path: Path, text: str) -> None:
 def refuse_constant(name: str) -> None:
     """Refuse NaN and infinities, which Python reads, and JSON doesn't have."""
     raise ValueError(f"it has {name}")
-
-
-def read_float(text: str) -> float:
-    """Return a number; one that is infinite as a float is refused."""
-    number = float(text)
-    if math.isinf(number):
-        raise ValueError(f"it has a number that is too large: {shorten(text, 20)}")
-    return number
-
-
-def read_integer(text: str) -> int:
-    """Return a number; one that can't be a float, in which figures are calculated, is refused."""
-    read_float(text)
-    return int(text)
 
 
 def check_cell(cell: Cell, arms: Container[str], path: str) -> None:
