@@ -13,7 +13,6 @@ import types
 import typing
 from collections.abc import Container
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -485,7 +484,7 @@ class Result:
     @classmethod
     def from_json(cls, content: object) -> Self:
         """Make it from what `to_json` returned; raise ResultError where that isn't what the schema describes."""
-        validator = jsonschema.Draft202012Validator(published_schema())
+        validator = jsonschema.Draft202012Validator(make_schema())
         error = next(iter(sorted(validator.iter_errors(content), key=lambda error: list(map(str, error.path)))), None)
         if error is not None:
             version = content.get("schema_version") if isinstance(content, dict) else None
@@ -616,6 +615,7 @@ def describe_class(kind: type, definitions: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+@functools.cache
 def make_schema() -> dict[str, Any]:
     """Make the schema from the classes."""
     definitions: dict[str, Any] = {}
@@ -628,14 +628,6 @@ def make_schema() -> dict[str, Any]:
         "required": [*root["required"], "schema_version"],
         "$defs": dict(sorted(definitions.items())),
     }
-
-
-@functools.cache
-def published_schema() -> dict[str, Any]:
-    """Return the schema that is published with this version."""
-    text = resources.files("ringlab").joinpath(f"schema/result-v{SCHEMA_VERSION}.json").read_text()
-    content: dict[str, Any] = json.loads(text)
-    return content
 
 
 if __name__ == "__main__":
