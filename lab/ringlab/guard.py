@@ -12,7 +12,7 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -63,12 +63,6 @@ CELLS = (
     "bind/accept/1",
 )
 
-Tell = Callable[[str], None]
-
-
-class GuardFailed(Refused):
-    """The two revisions can't be raced; the message says why, and what to do."""
-
 
 @dataclass(frozen=True)
 class Revision:
@@ -88,51 +82,28 @@ class Revision:
 
 
 def git(repository: Path, *words: str) -> str:
-    """Run git and return what it printed; raise GuardFailed."""
+    """Run git and return what it printed; raise Refused."""
     if shutil.which("git") is None:
-        raise GuardFailed("guard needs git: apt-get install git")
+        raise Refused("guard needs git: apt-get install git")
     done = subprocess.run(["git", "-C", str(repository), *words], capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise GuardFailed(f"git {' '.join(words)}: {manifest.last_line(done.stderr)}")
+        raise Refused(f"git {' '.join(words)}: {manifest.last_line(done.stderr)}")
     return done.stdout.strip()
 
 
-def find_repository(folder: Path) -> Path:
-    """Return the root of the repository that a folder is in; raise GuardFailed."""
-    try:
-        return Path(git(folder, "rev-parse", "--show-toplevel"))
-    except GuardFailed as error:
-        raise GuardFailed(f"{error}; name the repository with --repository") from None
-
-
-def is_dirty(repository: Path) -> bool:
-    """Return whether files differ from the commit that is checked out."""
-    return bool(git(repository, "status", "--porcelain", "--untracked-files=no"))
-
-
-def is_worktree(folder: Path) -> bool:
-    """Return whether a folder is a worktree whose repository still knows it."""
-    if not (folder / ".git").exists():
-        return False
-    try:
-        git(folder, "rev-parse", "--git-dir")
-    except GuardFailed:
-        return False
-    return True
-
-
 def check_out(repository: Path, side: str, name: str) -> Revision:
-    """Return a revision in a worktree of its own; raise GuardFailed."""
+    """Return a revision in a worktree of its own; raise Refused."""
     try:
         commit = git(repository, "rev-parse", "--verify", "--end-of-options", f"{name}^{{commit}}")
-    except GuardFailed:
-        raise GuardFailed(
+    except Refused:
+        raise Refused(
             f"{repository} has no revision {name!r}: name a branch, tag or commit (a shallow clone has few: git fetch --unshallow)"
         ) from None
     # Not within the repository: builds look for settings and packages in the folders around them.
     known_by = hashlib.sha256(os.fsencode(repository.resolve())).hexdigest()[:8]
-    worktree = sources.cache() / "guard" / f"{repository.resolve().name}-{known_by}" / commit[:12]
-    if not is_worktree(worktree):
+    worktree = sources.cache().resolve() / "guard" / f"{repository.resolve().name}-{known_by}" / commit[:12]
+    known = git(repository, "worktree", "list", "--porcelain").splitlines()
+    if f"worktree {worktree}" not in known or not (worktree / ".git").exists():
         # One may be left of a repository that was deleted, and cloned again to the same place.
         shutil.rmtree(worktree, ignore_errors=True)
         worktree.parent.mkdir(parents=True, exist_ok=True)
@@ -143,8 +114,8 @@ def check_out(repository: Path, side: str, name: str) -> Revision:
     return Revision(side, name, commit, worktree)
 
 
-def build(revision: Revision, command: str, tell: Tell) -> None:
-    """Build a revision in its worktree; raise GuardFailed."""
+def build(revision: Revision, command: str, tell: Callable[[str], None]) -> None:
+    """Build a revision in its worktree; raise Refused."""
     log = revision.worktree.parent / f"{revision.commit[:12]}.log"
     # This process's environment refers to folders of this repository, not to those of the worktree. Above all, cargo must not compile
     # both revisions into one folder: it compares only times, so it would take crates of one revision for those of the other.
@@ -159,19 +130,14 @@ def build(revision: Revision, command: str, tell: Tell) -> None:
             lambda text: tell(f"building {revision.name} ({revision.commit[:12]}): {text}"),
         )  # fmt: skip
     except manifest.BuildFailed as error:
-        raise GuardFailed(f"{revision.name}: {error}") from None
+        raise Refused(f"{revision.name}: {error}") from None
 
 
-def choose(repository: Path, revision: Revision, selectors: Sequence[str]) -> list[manifest.Arm]:
-    """Return the arms that are asked for, which run a revision's code.
-
-    A revision from before it had targets is measured by those of the repository, as far as they need no build from within it.
-    """
-    own = revision.worktree / "lab" / "targets"
-    folder = own if any(own.glob(f"*/{manifest.FILE_NAME}")) else repository / "lab" / "targets"
+def choose(revision: Revision, selectors: Sequence[str]) -> list[manifest.Arm]:
+    """Return the arms that are asked for, which run a revision's code."""
     broken: dict[str, str] = {}
     builds = revision.worktree.with_name(f"{revision.worktree.name}-targets")
-    arms = manifest.discover(folder, builds, revision.python, broken)
+    arms = manifest.discover(revision.worktree / "lab" / "targets", builds, revision.python, broken)
     return [at(revision, arm) for arm in selection.choose(arms, selectors, broken)]
 
 
@@ -215,11 +181,6 @@ def at(revision: Revision, arm: manifest.Arm) -> manifest.Arm:
         title=f"{arm.title}, at {revision.name}",
         environment={**own_path, **arm.environment},
     )
-
-
-def is_at_both(name: str, arms: Container[str]) -> bool:
-    """Return whether an arm is there at base and at head."""
-    return all(f"{name}@{side}" in arms for side in SIDES)
 
 
 @dataclass(frozen=True)
@@ -338,16 +299,19 @@ def run(
         raise Refused(f"{service.words()[0]} describes a service: add --start, the command that starts it")
     if build_command is None:
         build_command = "" if start else BUILD_COMMAND
-    root = find_repository(repository)
+    try:
+        root = Path(git(repository, "rev-parse", "--show-toplevel"))
+    except Refused as error:
+        raise Refused(f"{error}; name the repository with --repository") from None
     revisions = [check_out(root, side, name) for side, name in zip(SIDES, (base, head), strict=True)]
-    if head == "HEAD" and is_dirty(root):
+    if head == "HEAD" and git(root, "status", "--porcelain", "--untracked-files=no"):
         console.print("[yellow]warning[/yellow]  uncommitted changes are not measured: head is the last commit")
     if revisions[0].commit == revisions[1].commit:
         console.print("[yellow]warning[/yellow]  base and head are the same commit: this measures the noise")
 
     # A build takes minutes, so errors in the rest of the command are reported first.
     def arms_of(revision: Revision) -> list[manifest.Arm]:
-        return [started(revision, start, plans)] if start else choose(root, revision, selectors)
+        return [started(revision, start, plans)] if start else choose(revision, selectors)
 
     for revision in revisions:
         arms_of(revision)
@@ -384,7 +348,8 @@ def race_revisions(
     for record in records:
         if record.skipped:
             console.print(f"[yellow]skipped[/yellow]  {escape(record.name)}: {escape(record.skipped)}", highlight=False)
-    both = [name for name in dict.fromkeys(each.rpartition("@")[0] for each in present) if is_at_both(name, present)]
+    names = dict.fromkeys(each.rpartition("@")[0] for each in present)
+    both = [name for name in names if all(f"{name}@{side}" in present for side in SIDES)]
     if not both:
         raise Refused("no arm can be run at both revisions; choose others with --targets")
     present = {name: arm for name, arm in present.items() if name.rpartition("@")[0] in both}
@@ -395,15 +360,7 @@ def race_revisions(
     base, head = revisions
     command = ["ringlab", "guard", *(plan.name for plan in plans), "--base", base.commit, "--head", head.commit]
     command += ["--targets", ",".join(both)] if both != [STARTED] else []
-    command += [
-        *words,
-        "--rounds",
-        str(rounds),
-        "--seconds",
-        f"{seconds:g}",
-        "--repository",
-        str(root),
-    ]
+    command += [*words, "--rounds", str(rounds), "--seconds", f"{seconds:g}", "--repository", str(root)]
     result = results.Result(
         run=results.Run(
             command=[*command, "--seed", str(seed)],

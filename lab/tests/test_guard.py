@@ -158,7 +158,7 @@ def test_both_revisions_run_their_own_code(repository: Repository, monkeypatch: 
     monkeypatch.setenv("PYTHONPATH", "/where/only/one/of/them/is")
     found = repository.guard("--base", "HEAD", "--build", 'test -z "$PYTHONPATH"')
     assert found.exit_code == 0, found.output
-    for arm in guard.choose(repository.root, guard.check_out(repository.root, "base", "HEAD"), ()):
+    for arm in guard.choose(guard.check_out(repository.root, "base", "HEAD"), ()):
         assert arm.child_environment()["PYTHONPATH"] == ""
 
 
