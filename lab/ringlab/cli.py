@@ -2,12 +2,10 @@
 
 import contextlib
 import functools
-import json
-import math
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -44,6 +42,8 @@ EXIT_UNREAD = 128 + signal.SIGPIPE
 """The status of a process that SIGPIPE has ended, which the kernel sends when nobody reads the output any more."""
 SEED_MAX = (1 << 64) - 1
 FORMATS = ("terminal", "markdown", "html", "csv")
+CONNECTIONS = 2000
+"""The most in any cell of a run without --publish."""
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
@@ -51,17 +51,6 @@ class Impossible(click.ClickException):
     """The error, in click's format, for a request that can't be carried out."""
 
     exit_code = 2
-
-
-class Duration(click.FloatRange):
-    """A number within a range. NaN is refused, because it cannot be compared."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return it."""
-        number = super().convert(value, param, ctx)
-        if math.isnan(number):
-            self.fail(f"{value} is not a number", param, ctx)
-        return number
 
 
 @contextlib.contextmanager
@@ -93,33 +82,26 @@ def errors_told() -> Iterator[None]:
     Python's own status for an error is 1, which for `guard` means that head is slower, and so is click's where an input has ended.
     """
     try:
-        with refusals_told():
-            yield
-    except click.ClickException as error:
-        # Not by click, which has another status where the message can't be printed.
-        print_error(error.show)
-        sys.exit(error.exit_code)
+        yield
     except (click.exceptions.Exit, click.Abort):
         raise
-    except Exception:
-        print_error(traceback.print_exc)
-        sys.exit(Impossible.exit_code)
-
-
-@contextlib.contextmanager
-def refusals_told() -> Iterator[None]:
-    """Turn what the lab and the kernel refuse into click's errors."""
-    try:
-        yield
-    except Refused as refused:
-        raise Impossible(str(refused)) from None
     except BrokenPipeError:
         terminal.let_go_of(sys.stdout)
         sys.exit(EXIT_UNREAD)
-    except OSError as error:
-        terminal.let_go_of(sys.stdout)
-        where = f"{error.filename}: " if error.filename else ""
-        raise Impossible(f"{where}{error.strerror or error}") from None
+    except Exception as error:
+        told: Exception = error
+        if isinstance(error, Refused):
+            told = Impossible(str(error))
+        elif isinstance(error, OSError):
+            terminal.let_go_of(sys.stdout)
+            where = f"{error.filename}: " if error.filename else ""
+            told = Impossible(f"{where}{error.strerror or error}")
+        # Not by click, which has another status where the message can't be printed.
+        if isinstance(told, click.ClickException):
+            print_error(told.show)
+            sys.exit(told.exit_code)
+        print_error(traceback.print_exc)
+        sys.exit(Impossible.exit_code)
 
 
 def print_error(write: Callable[[], None]) -> None:
@@ -148,78 +130,82 @@ class Commands(click.Group):
                 sys.exit(session.EXIT_INTERRUPTED)
 
 
-def targets_folder_option() -> Decorator:
-    """Return the option that names the folder of the targets."""
-    return click.option(
-        "--targets-folder",
-        type=click.Path(path_type=Path, exists=True, file_okay=False),
-        help="Where the targets are: folders with a target.toml (default: $RINGLAB_TARGETS, or lab/targets of the repository).",
-    )
+def together(*options: Decorator) -> Decorator:
+    """Return the decorator that adds all of these options."""
+    return lambda function: functools.reduce(lambda made, option: option(made), reversed(options), function)
 
 
-def measuring_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that `run` and `compare` have in common."""
-    options: list[Decorator] = [
-        targets_folder_option(),
-        click.option(
-            "--quick",
-            is_flag=True,
-            help=f"A first look, in about {session.QUICK_MINUTES:g} minutes: fewer cells, short windows.",
-        ),
-        click.option("--publish", is_flag=True, help="Every cell, long windows, many rounds; takes hours."),
-        click.option(
-            "--rounds",
-            type=click.IntRange(1, 10_000),
-            help="How often every arm runs in each cell (default: 9; --publish: 15).",
-        ),
-        click.option("--seconds", type=Duration(0.05, 3600), help="Length of a sample (default: 2; --publish: 10)."),
-        click.option("--minutes", type=Duration(0.1, 1440), help="With --quick: how long measuring may take."),
-        click.option(
-            "--seed",
-            type=click.IntRange(0, SEED_MAX),
-            help="Seed for the order in each round and for the bytes sent (random; it is recorded).",
-        ),
-        click.option(
-            "--workers", type=click.IntRange(1, 1024), default=1, show_default=True, help="Workers of each server."
-        ),
-        click.option(
-            "--placement",
-            type=click.Choice(["apart", "free"]),
-            default="apart",
-            show_default=True,
-            help="apart: servers and load on separate CPUs; free: the kernel decides.",
-        ),
-        neighbours.if_busy_option,
-        click.option(
-            "--memory",
-            type=click.IntRange(16, 1 << 24),
-            metavar="MB",
-            help="Stop a server that takes more memory than this (default: half of what is available).",
-        ),
-        click.option(
-            "--system-calls/--no-system-calls",
-            default=None,
-            help="Count system calls, in separate runs (not with --quick).",
-        ),
-        click.option(
-            "--profile",
-            is_flag=True,
-            help="Sample the stacks of each server with perf, in separate runs at the end.",
-        ),
-        click.option(
-            "--again/--no-again",
-            default=True,
-            help="Run a second copy of the baseline, which shows the noise (default: yes).",
-        ),
-        click.option(
-            "--output",
-            type=click.Path(path_type=Path, file_okay=False),
-            help=f"The folder for result.json and reports (default: {storage.FOLDER}/DATE).",
-        ),
-    ]
-    for option in reversed(options):
-        function = option(function)
-    return function
+targets_folder_option = click.option(
+    "--targets-folder",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Where the targets are: folders with a target.toml (default: $RINGLAB_TARGETS, or lab/targets of the repository).",
+)
+seed_option = click.option(
+    "--seed",
+    type=click.IntRange(0, SEED_MAX),
+    help="Seed for the order in each round and for the bytes sent (random; it is recorded).",
+)
+output_option = click.option(
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    help=f"The folder for result.json and reports (default: {storage.FOLDER}/DATE).",
+)
+measuring_options = together(
+    targets_folder_option,
+    click.option(
+        "--quick",
+        is_flag=True,
+        help=f"A first look, in about {session.QUICK_MINUTES:g} minutes: fewer cells, short windows.",
+    ),
+    click.option("--publish", is_flag=True, help="Every cell, long windows, many rounds; takes hours."),
+    click.option(
+        "--rounds",
+        type=click.IntRange(1, 10_000),
+        help="How often every arm runs in each cell (default: 9; --publish: 15).",
+    ),
+    click.option(
+        "--seconds", type=click.FloatRange(0.05, 3600), help="Length of a sample (default: 2; --publish: 10)."
+    ),
+    click.option("--minutes", type=click.FloatRange(0.1, 1440), help="With --quick: how long measuring may take."),
+    seed_option,
+    click.option(
+        "--workers", type=click.IntRange(1, 1024), default=1, show_default=True, help="Workers of each server."
+    ),
+    neighbours.if_busy_option,
+    click.option(
+        "--memory",
+        type=click.IntRange(16, 1 << 24),
+        metavar="MB",
+        help="Stop a server that takes more memory than this (default: half of what is available).",
+    ),
+    click.option(
+        "--system-calls/--no-system-calls",
+        default=None,
+        help="Count system calls, in separate runs (not with --quick).",
+    ),
+    click.option(
+        "--profile",
+        is_flag=True,
+        help="Sample the stacks of each server with perf, in separate runs at the end.",
+    ),
+    click.option(
+        "--again/--no-again",
+        default=True,
+        help="Run a second copy of the baseline, which shows the noise (default: yes).",
+    ),
+    output_option,
+)
+"""The options that `run` and `compare` have in common."""
+
+
+def given() -> dict[str, str]:
+    """Return which parameters of the current command the command line has, by their names: how each is written."""
+    context = click.get_current_context()
+    return {
+        parameter.name or "": parameter.opts[0]
+        for parameter in context.command.params
+        if context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
+    }
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -303,12 +289,9 @@ def run(
     Results are written after every cell. Ctrl-C ends the run and keeps what was measured.
     """
     if resume is not None:
-        context = click.get_current_context()
-        for parameter in context.command.params:
-            name = parameter.name or ""
-            given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-            if given and name not in ("resume", "targets_folder", "if_busy"):
-                raise Refused(f"--resume continues the run with its own options: leave out {parameter.opts[0]}")
+        for name, written in given().items():
+            if name not in ("resume", "targets_folder", "if_busy"):
+                raise Refused(f"--resume continues the run with its own options: leave out {written}")
         sys.exit(session.resume(resume, options["targets_folder"], options["if_busy"]))
     options["service"] = services.Service.of(options)
     if preset is None:
@@ -322,66 +305,18 @@ def run(
 
 def preset_options(preset: presets.Preset) -> dict[str, Any]:
     """Return a preset's options of the current command, without those that were given, and what these exclude."""
-    context = click.get_current_context()
-    if unknown := preset.options.keys() - context.params.keys():
+    if unknown := preset.options.keys() - click.get_current_context().params.keys():
         raise Refused(
             f"{preset.title!r} in {presets.FILE_NAME} has no option of `ringlab run`: {', '.join(sorted(unknown))}"
         )
-    given = {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
-    excluded = given | ({"quick", "minutes", "seconds"} if "publish" in given else set())
-    excluded |= {"minutes"} if "rounds" in given else set()
+    excluded = set(given())
+    excluded |= {"quick", "minutes", "seconds"} if "publish" in excluded else set()
+    excluded |= {"minutes"} if "rounds" in excluded else set()
     return {name: value for name, value in preset.options.items() if name not in excluded}
 
 
 RESULT_FILE_OPTIONS = ("fail_if", "control", "every_metric", "csv")
 """Of `compare`, for two result files."""
-
-
-def result_file_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of `compare` for two result files."""
-    path = click.Path(path_type=Path, dir_okay=False, allow_dash=True)
-    options: list[Decorator] = [
-        click.option(
-            "--fail-if",
-            multiple=True,
-            metavar="CONDITION",
-            help="Files: exit with 1 for slower, slower:3%, faster, cannot-tell or missing. Repeatable.",
-        ),
-        click.option(
-            "--control", default="", metavar="ARM", help="Files: the arm that others are relative to, or none."
-        ),
-        click.option(
-            "--all-figures",
-            "every_metric",
-            is_flag=True,
-            help="Files: compare all figures, not only the one that ranks the arms.",
-        ),
-        click.option("--csv", type=path, help="Files: write the verdicts as CSV; - prints it."),
-    ]
-    for option in reversed(options):
-        function = option(function)
-    return function
-
-
-def option_of(name: str) -> str:
-    """Return how an option of the current command is written."""
-    parameters = click.get_current_context().command.params
-    return next(parameter.opts[0] for parameter in parameters if parameter.name == name)
-
-
-def refuse_others(what: str, allowed: Container[str]) -> None:
-    """Raise Refused for options of the current command that were given, and are for something else."""
-    context = click.get_current_context()
-    for parameter in context.command.params:
-        name = parameter.name or ""
-        given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        if given and isinstance(parameter, click.Option) and name not in allowed:
-            raise Refused(f"{parameter.opts[0]} is for {what}, not for result files")
-
-
-def cells_of(what: Sequence[str]) -> list[str]:
-    """Return the names of the cells that are asked for."""
-    return [plan.name for plan in workloads.choose(what, "publish")] if what else []
 
 
 @main.command(short_help="Compare two arms, or two results.")
@@ -393,7 +328,24 @@ def cells_of(what: Sequence[str]) -> list[str]:
     help="Compare within this result, or that of this folder; measure nothing.",
 )
 @click.option("--workload", "what", multiple=True, metavar="WORKLOAD|CELL", help="Only these. Repeatable.")
-@result_file_options
+@click.option(
+    "--fail-if",
+    multiple=True,
+    metavar="CONDITION",
+    help="Files: exit with 1 for slower, slower:3%, faster, cannot-tell or missing. Repeatable.",
+)
+@click.option("--control", default="", metavar="ARM", help="Files: the arm that others are relative to, or none.")
+@click.option(
+    "--all-figures",
+    "every_metric",
+    is_flag=True,
+    help="Files: compare all figures, not only the one that ranks the arms.",
+)
+@click.option(
+    "--csv",
+    type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
+    help="Files: write the verdicts as CSV; - prints it.",
+)
 @measuring_options
 def compare(arms: tuple[str, str], source: Path | None, what: tuple[str, ...], **options: Any) -> None:
     """Compare two arms, or two results: A is the baseline, B is what differs. An arm against itself shows the noise.
@@ -411,11 +363,14 @@ def compare(arms: tuple[str, str], source: Path | None, what: tuple[str, ...], *
     first, second = arms
     of_files = {name: options.pop(name) for name in RESULT_FILE_OPTIONS}
     if history.is_result(first) and history.is_result(second):
-        refuse_others("arms", ("fail_if", "what", *RESULT_FILE_OPTIONS))
-        sys.exit(history.compare_files(first, second, cells=cells_of(what), **of_files))
-    for name in RESULT_FILE_OPTIONS:
-        if of_files[name] not in ((), "", None, False):
-            raise Refused(f"{option_of(name)} is for two result files; {first} and {second} aren't both")
+        for name, written in given().items():
+            if name not in ("arms", "what", *RESULT_FILE_OPTIONS):
+                raise Refused(f"{written} is for arms, not for result files")
+        cells = [plan.name for plan in workloads.choose(what, "publish")] if what else []
+        sys.exit(history.compare_files(first, second, cells=cells, **of_files))
+    for name, written in given().items():
+        if name in RESULT_FILE_OPTIONS:
+            raise Refused(f"{written} is for two result files; {first} and {second} aren't both")
     if source is None:
         broken: dict[str, str] = {}
         known = manifest.discover(options["targets_folder"], broken=broken)
@@ -471,22 +426,14 @@ def compare(arms: tuple[str, str], source: Path | None, what: tuple[str, ...], *
 )
 @click.option(
     "--seconds",
-    type=Duration(0.05, 3600),
+    type=click.FloatRange(0.05, 3600),
     default=1.0,
     show_default=True,
     help="The measured window of a sample.",
 )
-@click.option(
-    "--seed",
-    type=click.IntRange(0, SEED_MAX),
-    help="Seed for the order in each round and for the bytes sent (random; it is recorded).",
-)
+@seed_option
 @neighbours.if_busy_option
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path, file_okay=False),
-    help=f"The folder for result.json and reports (default: {storage.FOLDER}/DATE).",
-)
+@output_option
 def guard_command(
     what: tuple[str, ...],
     base: str,
@@ -514,14 +461,13 @@ def guard_command(
 
 
 @main.command(short_help="List what can be measured here.")
-@targets_folder_option()
+@targets_folder_option
 @click.option(
     "--targets", "selectors", multiple=True, metavar="A,B", help="Only these arms, targets, languages or globs."
 )
 @click.option("--cells", is_flag=True, help="List the cells instead.")
 @click.option("--build", is_flag=True, help="Build those that can be built.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def targets(targets_folder: Path | None, selectors: tuple[str, ...], cells: bool, build: bool, as_json: bool) -> None:
+def targets(targets_folder: Path | None, selectors: tuple[str, ...], cells: bool, build: bool) -> None:
     """List the targets: which can run here, which can't and why, and the command that installs what they lack."""
     console = terminal.make_console()
     if cells:
@@ -537,9 +483,6 @@ def targets(targets_folder: Path | None, selectors: tuple[str, ...], cells: bool
     else:
         asked: dict[tuple[str, str], manifest.Presence] = {}
         records = [selection.look_up(arm, asked) for arm in arms]
-    if as_json:
-        click.echo(json.dumps([vars(record) | {"checks": []} for record in records], indent=1))
-        return
     table = Table(box=None, header_style="dim")
     for heading in ("arm", "language", "serves", "here"):
         table.add_column(heading, overflow="fold")
@@ -556,11 +499,8 @@ def targets(targets_folder: Path | None, selectors: tuple[str, ...], cells: bool
 
 
 @main.command()
-@targets_folder_option()
-@click.option(
-    "--connections", type=click.IntRange(1), default=2000, show_default=True, help="The most connections in any cell."
-)
-def doctor(targets_folder: Path | None, connections: int) -> None:
+@targets_folder_option
+def doctor(targets_folder: Path | None) -> None:
     """Check whether this machine can measure, and say what to fix. Exit status 1 if something prevents it."""
     console = terminal.make_console()
     program, problem = None, ""
@@ -569,7 +509,7 @@ def doctor(targets_folder: Path | None, connections: int) -> None:
             program = generator.find(tell)
         except generator.GeneratorMissing as error:
             problem = str(error)
-    findings = preflight.examine(connections, preflight.place(), program, problem)
+    findings = preflight.examine(CONNECTIONS, preflight.place(), program, problem)
     broken: dict[str, str] = {}
     arms = manifest.discover(targets_folder, broken=broken)
     findings += [

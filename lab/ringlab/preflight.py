@@ -65,15 +65,13 @@ def siblings(cpu: int) -> set[int]:
     return found
 
 
-def place(workers: int = 1, *, apart: bool = True, taken: Collection[int] = ()) -> results.Placement:
+def place(workers: int = 1, taken: Collection[int] = ()) -> results.Placement:
     """Return which CPUs are reserved for the servers, and which for the load; none of them is `taken`.
 
     Left alone, the kernel puts a server and its only client now on one CPU and now on two, and a message costs up to twice as
     much in one case as in the other: more than what is compared. So they are kept apart, on two cores where there are two, but a
     server only once it listens: one that looks how many CPUs it may use must see what it would see in production.
     """
-    if not apart:
-        return results.Placement(text="free: the kernel places server and load")
     usable = sorted(os.sched_getaffinity(0).difference(taken))
     if len(usable) < workers + 1:
         return results.Placement(

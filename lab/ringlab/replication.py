@@ -307,7 +307,6 @@ def replicate(
         minutes=None,
         seed=None,
         workers=workers,
-        placement="apart",
         system_calls=False,
         again=True,
         if_busy=if_busy,

@@ -63,7 +63,6 @@ def measure(
     minutes: float | None,
     seed: int | None,
     workers: int,
-    placement: str,
     system_calls: bool | None,
     again: bool,
     if_busy: neighbours.IfBusy = "refuse",
@@ -110,9 +109,7 @@ def measure(
     chosen = [arm for arm in chosen if any(plan.serves in arm.workloads for plan in plans)] or chosen
     with (
         storage.claim(output) as folder,
-        neighbours.announced(
-            lambda taken: preflight.place(workers, apart=placement == "apart", taken=taken), if_busy, terminal.warn
-        ) as placed,
+        neighbours.announced(lambda taken: preflight.place(workers, taken=taken), if_busy, terminal.warn) as placed,
     ):
         lesser = [arm.name for arm in chosen if quick and not selectors and not arm.quick]
         chosen = [arm for arm in chosen if arm.name not in lesser]
@@ -183,7 +180,6 @@ def measure(
         command += ["--targets-folder", str(targets_folder.resolve())] if targets_folder else []
         command += ["--memory", str(memory)] if memory else []
         command += ["--workers", str(workers)] if workers != 1 else []
-        command += ["--placement", placement] if placement != "apart" else []
         command += ["--baseline", baseline] if baseline else []
         command += ["--no-again"] if not again else []
         command += ["--goals", str(goals_file.resolve())] if goals_file and must_reach else []

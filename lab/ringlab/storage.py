@@ -6,7 +6,6 @@ import fcntl
 import itertools
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -111,36 +110,15 @@ def write_overheads(found: Mapping[str, float]) -> None:
 
 
 def keep_elsewhere(result: results.Result, unwritten: str) -> NoReturn:
-    """Write a result elsewhere that can't be written to its own place, for the reason given, or else print it.
-
-    Raise Refused, which says where it is, or that it is lost.
-    """
+    """Write a result elsewhere that can't be written to its own place, for the reason given; raise Refused, which says where it is."""
     try:
         folder = Path(tempfile.mkdtemp(prefix="ringlab-"))
         result.write(folder / RESULT_FILE)
     except OSError as error:
-        unwritten += f"; nor can a folder for temporary files: {error.strerror}"
-    else:
-        raise Refused(f"{unwritten}; the result is in {folder / RESULT_FILE}: `ringlab report {folder}` shows it")
-    if printing_is_lost():
         raise Refused(
-            f"{unwritten}; nor can it be printed: the standard output leads nowhere; what was measured is lost"
-        )
-    try:
-        print(json.dumps(result.to_json()), flush=True)
-    except OSError as error:
-        raise Refused(f"{unwritten}; nor can it be printed: {error.strerror}; what was measured is lost") from None
-    raise Refused(f"{unwritten}; the result is what was just printed: keep its last line as {RESULT_FILE}")
-
-
-def printing_is_lost() -> bool:
-    """Return whether the standard output leads nowhere: it is closed, the null device, or has lost its reader."""
-    if sys.stdout is None:
-        return True
-    try:
-        return os.path.samestat(os.fstat(sys.stdout.fileno()), os.stat(os.devnull))
-    except (OSError, ValueError):  # It is no file.
-        return False
+            f"{unwritten}; nor can a folder for temporary files: {error.strerror}; what was measured is lost"
+        ) from None
+    raise Refused(f"{unwritten}; the result is in {folder / RESULT_FILE}: `ringlab report {folder}` shows it")
 
 
 def write_reports(result: results.Result, folder: Path) -> list[Path]:

@@ -47,7 +47,6 @@ def test_server_and_load_get_cpus_of_their_own(
     assert ("they share a core" in found.text) == same_core
     assert found.text.startswith("apart: " if server else "free: ")
     assert preflight.check_cpus(found).status == ("ok" if server and not same_core else "warning")
-    assert preflight.place(workers, apart=False).server == []
 
 
 def test_refused_io_uring_is_told(files: Files) -> None:
