@@ -6,14 +6,13 @@ of another machine say nothing about this one. Where its subject isn't here, not
 
 import datetime
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
-from rich.console import Console
+from rich.markdown import Markdown
 from rich.markup import escape
-from rich.table import Table
 
 from ringlab import Refused, figures, manifest, neighbours, preflight, results, selection, session, statistics, storage
 from ringlab.progress import working
@@ -257,69 +256,6 @@ REPORTS = {
 }
 
 
-def replicate(
-    name: str,
-    *,
-    quick: bool,
-    rounds: int | None,
-    seconds: float | None,
-    workers: int | None,
-    targets_folder: Path | None,
-    output: Path | None,
-    if_busy: neighbours.IfBusy,
-) -> int:
-    """Run a report's set-up here, and print its claims beside what was measured; return the exit status."""
-    report = REPORTS[name]
-    console = terminal.make_console()
-    console.print(f"[bold]{escape(report.title)}[/bold]", highlight=False)
-    known = {arm.name: arm for arm in manifest.discover(targets_folder, broken={})}
-    arms = [known[arm] for arm in report.arms if arm in known]
-    # Others may measure until everything is built. Without the subject nothing is built either.
-    with working(console, "checking which systems can run here") as tell:
-        present, records = selection.make_ready([arm for arm in arms if arm.name == report.subject], tell)
-        if present:
-            present, records = selection.make_ready(arms, tell)
-    lost = {arm: "there is no such target" for arm in report.arms if arm not in known}
-    lost |= {report.subject: report.missing} if report.subject in lost else {}
-    lost |= {
-        record.name: record.skipped + (f". Install it with: {record.install}" if record.install else "")
-        for record in records
-        if record.skipped
-    }
-    if report.subject in lost:
-        raise Refused(f"nothing is measured, because {report.subject} can't run here: {lost[report.subject]}")
-    if not any({claim.arm, claim.other} <= present.keys() for claim in report.claims):
-        others = "; ".join(f"{arm}: {why}" for arm, why in lost.items())
-        raise Refused(f"nothing is measured, because {report.subject} can be compared with nothing here: {others}")
-    placement = preflight.place()
-    workers = workers or max(1, min(report.workers, len(placement.server) or 1))
-    length = seconds or (QUICK_SECONDS if quick else report.seconds) or None
-    folder = output or Path(storage.FOLDER) / f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{name}"
-    code = session.measure(
-        report.cells,
-        list(present),
-        "",
-        targets_folder=targets_folder,
-        quick=False,
-        publish=False,
-        rounds=rounds or (QUICK_ROUNDS if quick else ROUNDS),
-        seconds=length,
-        minutes=None,
-        seed=None,
-        workers=workers,
-        system_calls=False,
-        again=True,
-        if_busy=if_busy,
-        memory=None,
-        output=folder,
-    )
-    result = Result.read(folder / storage.RESULT_FILE)
-    show(console, report, result, lost)
-    results.write_text(folder / REPORT_FILE, render(report, result, workers, length, lost))
-    console.print(f"  {folder / REPORT_FILE}", markup=False, highlight=False)
-    return code
-
-
 HEADINGS = ("cell", "figure", "ratio", "the report", "here", "")
 
 
@@ -342,30 +278,6 @@ def compare(claim: Claim, result: Result) -> list[str]:
     return [*row, f"{figures.ratio(found.ratio)} ({figures.ratio(low)} to {figures.ratio(high)})", fits]
 
 
-def show(console: Console, report: Report, result: Result, lost: Mapping[str, str]) -> None:
-    """Print the claims, what was mended and what can't be compared."""
-    table = Table(box=None, header_style="dim", title="the report's ratios, and this machine's", title_justify="left")
-    for heading in HEADINGS:
-        table.add_column(heading, justify="right" if heading in HEADINGS[3:5] else "left")
-    for claim in report.claims:
-        table.add_row(*map(escape, compare(claim, result)))
-    console.print(table)
-    for title, texts in sections(report, lost):
-        console.print(f"\n[bold]{title}[/bold]")
-        for text in texts:
-            console.print(f"  - {escape(text)}", highlight=False)
-
-
-def sections(report: Report, lost: Mapping[str, str]) -> list[tuple[str, Sequence[str]]]:
-    """Return what is told below the table."""
-    found = [
-        ("mended", report.mended),
-        ("can't be compared", report.incomparable),
-        ("did not run", [f"{arm}: {why}" for arm, why in lost.items()]),
-    ]
-    return [(title, texts) for title, texts in found if texts]
-
-
 def render(report: Report, result: Result, workers: int, seconds: float | None, lost: Mapping[str, str]) -> str:
     """Return it all in Markdown."""
     environment = result.environment
@@ -378,12 +290,13 @@ def render(report: Report, result: Result, workers: int, seconds: float | None, 
     ]
     lines += [f"| {' | '.join(HEADINGS)} |", "| --- | --- | --- | ---: | ---: | --- |"]
     lines += [f"| {' | '.join(compare(claim, result))} |" for claim in report.claims]
-    for title, texts in sections(report, lost):
-        lines += ["", f"## {title[:1].upper()}{title[1:]}", "", *(f"- {text}" for text in texts)]
-    lines += ["", "## Verdicts here", ""]
-    for cell in result.cells:
-        for group in cell.analysis.groups:
-            lines.append(f"- {cell.name}: {group.verdict.sentence}")
+    for title, texts in (
+        ("Mended", report.mended),
+        ("Can't be compared", report.incomparable),
+        ("Did not run", [f"{arm}: {why}" for arm, why in lost.items()]),
+    ):
+        if texts:
+            lines += ["", f"## {title}", "", *(f"- {text}" for text in texts)]
     return "\n".join(lines) + "\n"
 
 
@@ -429,15 +342,53 @@ def replicate_command(
     system that the report is about is missing. Others are left out, and the command says what they need. `ringlab audit` lists
     what is wrong with a report.
     """
-    sys.exit(
-        replicate(
-            name,
-            quick=quick,
-            rounds=rounds,
-            seconds=seconds,
-            workers=workers,
-            targets_folder=targets_folder,
-            output=output,
-            if_busy=if_busy,
-        )
+    report = REPORTS[name]
+    console = terminal.make_console()
+    console.print(f"[bold]{escape(report.title)}[/bold]", highlight=False)
+    known = {arm.name: arm for arm in manifest.discover(targets_folder, broken={})}
+    arms = [known[arm] for arm in report.arms if arm in known]
+    # Others may measure until everything is built. Without the subject nothing is built either.
+    with working(console, "checking which systems can run here") as tell:
+        present, records = selection.make_ready([arm for arm in arms if arm.name == report.subject], tell)
+        if present:
+            present, records = selection.make_ready(arms, tell)
+    lost = {arm: "there is no such target" for arm in report.arms if arm not in known}
+    lost |= {report.subject: report.missing} if report.subject in lost else {}
+    lost |= {
+        record.name: record.skipped + (f". Install it with: {record.install}" if record.install else "")
+        for record in records
+        if record.skipped
+    }
+    if report.subject in lost:
+        raise Refused(f"nothing is measured, because {report.subject} can't run here: {lost[report.subject]}")
+    if not any({claim.arm, claim.other} <= present.keys() for claim in report.claims):
+        others = "; ".join(f"{arm}: {why}" for arm, why in lost.items())
+        raise Refused(f"nothing is measured, because {report.subject} can be compared with nothing here: {others}")
+    placement = preflight.place()
+    workers = workers or max(1, min(report.workers, len(placement.server) or 1))
+    length = seconds or (QUICK_SECONDS if quick else report.seconds) or None
+    folder = output or Path(storage.FOLDER) / f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{name}"
+    code = session.measure(
+        report.cells,
+        list(present),
+        "",
+        targets_folder=targets_folder,
+        quick=False,
+        publish=False,
+        rounds=rounds or (QUICK_ROUNDS if quick else ROUNDS),
+        seconds=length,
+        minutes=None,
+        seed=None,
+        workers=workers,
+        system_calls=False,
+        again=True,
+        if_busy=if_busy,
+        memory=None,
+        output=folder,
     )
+    result = Result.read(folder / storage.RESULT_FILE)
+    text = render(report, result, workers, length, lost)
+    console.print(Markdown(text), soft_wrap=False)
+    results.write_text(folder / REPORT_FILE, text)
+    console.print(f"  {folder / REPORT_FILE}", markup=False, highlight=False)
+    sys.exit(code)

@@ -57,7 +57,7 @@ def test_claims_stand_beside_what_is_measured(make_targets: MakeTargets, tmp_pat
         assert absolute not in text
     assert "## Mended" in text and "wrk divides among 12 threads" in text
     assert "## Can't be compared" in text and "## Did not run" not in text
-    assert "mended" in found.output
+    assert "Mended" in found.output
 
 
 @pytest.mark.parametrize("name", ["kio", "atacama", "tml", "pyloop"])
