@@ -41,8 +41,6 @@ ACCEPT_TIMEOUT_S, ACCEPT_LOOK_S = 0.5, 0.005
 """How long a server may take to accept a connection on which it has nothing to answer, and how often that is looked up."""
 ENDING_S = 10.0
 """How long a process that is about to end may take for the rest."""
-CHILDREN_LISTED = Path(f"/proc/self/task/{os.getpid()}/children").exists()
-"""Whether the kernel lists the children of each thread (CONFIG_PROC_CHILDREN). Otherwise every process is asked for its parent."""
 PF_EXITING = 0x4
 """The flag of a thread in exit(2) (include/linux/sched.h); proc_pid_stat(5) shows it, and the kernel closes files after it is set."""
 LINES_KEPT = 10
@@ -52,7 +50,7 @@ PORT_MAX = 65535
 MEMORY_LOOK_S = 0.1
 """At this interval, looking costs a few parts in ten thousand of a CPU."""
 MEMORY_LOOKS_PER_TREE = 30
-"""Where the kernel doesn't list children, finding new processes reads about every process of the machine."""
+"""Finding new processes takes reading about every process of the machine."""
 
 
 class SampleFailed(Exception):
@@ -95,28 +93,6 @@ def free_port(host: str = HOST) -> int:
         probe.bind((host, 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def descendants(pid: int) -> list[int]:
-    """Return the PIDs of a process's children, of theirs, and so on; raise psutil.NoSuchProcess.
-
-    The kernel may leave out a child while another one of the same thread ends.
-    """
-    if not CHILDREN_LISTED:
-        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
-    if not psutil.pid_exists(pid):
-        raise psutil.NoSuchProcess(pid)
-    found: list[int] = []
-    waiting = [pid]
-    while waiting:
-        parent = waiting.pop()
-        found.append(parent)
-        # Meanwhile it may have ended, or a thread of it.
-        with contextlib.suppress(OSError):
-            for thread in os.listdir(f"/proc/{parent}/task"):
-                with contextlib.suppress(OSError):
-                    waiting += map(int, Path(f"/proc/{parent}/task/{thread}/children").read_text().split())
-    return found[1:]
 
 
 def said(stderr: IO[bytes]) -> str:
@@ -303,9 +279,10 @@ class Server:
     def tree(self) -> list[int]:
         """Return the PIDs of all that serves: the process, its descendants, and what has left its tree, as daemons do."""
         try:
-            return sorted(descendants(self.guardian), key=lambda pid: pid != self.pid)
+            found = psutil.Process(self.guardian).children(recursive=True)
         except psutil.NoSuchProcess:
             return []
+        return sorted((each.pid for each in found), key=lambda pid: pid != self.pid)
 
     def threads(self) -> int:
         """Return how many threads serve, those of the kernel that belong to the process among them."""
@@ -464,11 +441,13 @@ def inodes_of(server: Server, client: socket.socket | None) -> set[int]:
 
     Raise OSError where the kernel can't be asked.
     """
-    return sock_diag.listening(server.port) if client is None else {sock_diag.other_end(client)}
+    return sock_diag.at_port(server.port, sock_diag.TCP_LISTEN) if client is None else {sock_diag.other_end(client)}
 
 
-def find_sockets(server: Server, client: socket.socket | None) -> tuple[list[socket.socket], int, str]:
-    """Return duplicates of a server's sockets (which listen, or one connection), how many there are, and what hindered."""
+def ask_sockets(
+    server: Server, client: socket.socket | None, ask: Callable[[socket.socket], int]
+) -> tuple[list[int], int, str]:
+    """Ask a server's sockets (which listen, or one connection); return the answers, how many sockets there are, and what hindered."""
     try:
         inodes = inodes_of(server, client)
     except OSError as error:
@@ -479,7 +458,8 @@ def find_sockets(server: Server, client: socket.socket | None) -> tuple[list[soc
             for descriptor, inode in socket_descriptors(pid):
                 if inode in inodes and inode not in seen:
                     seen.add(inode)
-                    found.append(duplicate(pid, descriptor))
+                    with duplicate(pid, descriptor) as own:
+                        found.append(ask(own))
         except OSError as error:
             hindrance = f"its sockets can't be inspected: {error.strerror}"
     if not found and not hindrance:
@@ -516,7 +496,7 @@ def check_owners(server: Server) -> None:
     Whatever it does for them would count as nothing.
     """
     try:
-        inodes = sock_diag.connected(server.port)
+        inodes = sock_diag.at_port(server.port, sock_diag.TCP_ESTABLISHED)
     except OSError:
         return
     for pid in owners(set(psutil.pids()) - set(server.tree()) - {os.getpid()}, inodes) - set(server.tree()):
@@ -528,45 +508,34 @@ def check_owners(server: Server) -> None:
         )
 
 
-def check_equal(name: str, declared: Any, found: Any, differs: str) -> results.Check:
-    """Return the check that two things are the same."""
-    if isinstance(found, bool):
-        declared, found = str(declared).lower(), str(found).lower()
-    status: results.CheckStatus = "ok" if declared == found else "violated"
+def checked(name: str, declared: int, found: int | None, text: str) -> results.Check:
+    """Return the check that two things are the same; it is unknown where None was found. The text says why it isn't ok."""
+    status: results.CheckStatus = "unknown" if found is None else "ok" if declared == found else "violated"
     return results.Check(
-        name=name, declared=str(declared), found=str(found), status=status, text="" if declared == found else differs
+        name=name,
+        declared=json.dumps(declared),
+        found="" if found is None else json.dumps(found),
+        status=status,
+        text="" if status == "ok" else text,
     )
-
-
-def unknown(name: str, declared: Any, why: str) -> results.Check:
-    """Return the check that couldn't be made."""
-    text = str(declared).lower() if isinstance(declared, bool) else str(declared)
-    return results.Check(name=name, declared=text, found="", status="unknown", text=why)
 
 
 def check_listening(server: Server) -> list[results.Check]:
     """Check backlog, and the number of workers as far as it shows."""
     declares, checks = server.arm.declares, []
-    sockets, count, hindrance = find_sockets(server, None)
-    try:
-        if declares.backlog is not None:
-            allowed = int(Path("/proc/sys/net/core/somaxconn").read_text())
-            expected = min(declares.backlog, allowed)
-            if not sockets:
-                checks.append(unknown("backlog", expected, hindrance))
-            else:
-                backlog = min(listen_backlog(each) for each in sockets)
-                checks.append(check_equal("backlog", expected, backlog, f"it listens with a backlog of {backlog}"))
-    finally:
-        for each in sockets:
-            each.close()
+    backlogs, count, hindrance = ask_sockets(server, None, listen_backlog)
+    if declares.backlog is not None:
+        expected = min(declares.backlog, int(Path("/proc/sys/net/core/somaxconn").read_text()))
+        backlog = min(backlogs, default=None)
+        text = f"it listens with a backlog of {backlog}" if backlogs else hindrance
+        checks.append(checked("backlog", expected, backlog, text))
     threads = server.threads()
     if threads < server.workers:
         text = f"{server.workers} workers were asked for, but it has only {threads} threads"
-        checks.append(check_equal("workers", server.workers, threads, text))
+        checks.append(checked("workers", server.workers, threads, text))
     elif count > max(1, server.workers) and declares.workers:
         text = f"it was asked for {server.workers} and listens with {count} sockets at one port"
-        checks.append(check_equal("workers", server.workers, count, text))
+        checks.append(checked("workers", server.workers, count, text))
     else:
         # More threads than workers are fine: runtimes have helper threads, and their CPU time counts.
         found = figures.counted(threads, "thread")
@@ -579,6 +548,11 @@ def listen_backlog(listener: socket.socket) -> int:
     info = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
     backlog: int = struct.unpack_from("=I", info, TCP_INFO_BACKLOG_OFFSET)[0]
     return backlog
+
+
+def has_nodelay(connection: socket.socket) -> bool:
+    """Return whether a connection sends at once."""
+    return bool(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
 
 
 def check_connection(server: Server) -> list[results.Check]:
@@ -630,16 +604,10 @@ def check_accepted(server: Server, client: socket.socket, wait_s: float = 0.0) -
         return []
     deadline = time.monotonic() + wait_s
     while True:
-        sockets, _, hindrance = find_sockets(server, client)
-        check = unknown("nodelay", declared, hindrance)
-        if sockets:
-            try:
-                found = bool(sockets[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
-            finally:
-                for each in sockets:
-                    each.close()
-            differs = f"TCP_NODELAY is {'on' if found else 'off'} on accepted sockets"
-            check = check_equal("nodelay", declared, found, differs)
+        found, _, hindrance = ask_sockets(server, client, has_nodelay)
+        nodelay = found[0] if found else None
+        differs = f"TCP_NODELAY is {'on' if nodelay else 'off'} on accepted sockets"
+        check = checked("nodelay", declared, nodelay, differs if found else hindrance)
         if check.status == "ok" or time.monotonic() >= deadline:
             return [check]
         time.sleep(ACCEPT_LOOK_S)

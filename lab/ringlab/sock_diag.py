@@ -25,25 +25,15 @@ STATE_OFFSET, INODE_OFFSET = 1, 68
 TCP_ESTABLISHED, TCP_LISTEN = 1, 10
 ALL_STATES = 0xFFFFFFFF
 
-Found = list[tuple[int, int]]
-"""The state and the inode of each socket."""
-
-
-def listening(port: int) -> set[int]:
-    """Return the inodes of the sockets that listen at a port. Raise OSError where the kernel can't be asked."""
-    return at_port(port, TCP_LISTEN)
-
-
-def connected(port: int) -> set[int]:
-    """Return the inodes of the connections at a local port that have been accepted. Raise OSError where the kernel can't be asked."""
-    return at_port(port, TCP_ESTABLISHED) - {0}
-
 
 def at_port(port: int, state: int) -> set[int]:
-    """Return the inodes of the sockets at a local port in a state."""
+    """Return the inodes of the sockets at a local port in a state, without connections that the server hasn't accepted.
+
+    Raise OSError where the kernel can't be asked.
+    """
     wanted = SOCKET_ID.pack(port, 0, b"", b"", NO_COOKIE)
     families = (socket.AF_INET, socket.AF_INET6)
-    return {inode for family in families for _, inode in ask(family, 1 << state, wanted, NLM_F_DUMP)}
+    return {inode for family in families for _, inode in ask(family, 1 << state, wanted, NLM_F_DUMP)} - {0}
 
 
 def other_end(client: socket.socket) -> int:
@@ -60,10 +50,10 @@ def other_end(client: socket.socket) -> int:
     return inode
 
 
-def ask(family: int, states: int, wanted: bytes, flags: int = 0) -> Found:
-    """Return the sockets in these states that match: one, or with NLM_F_DUMP all of them. Raise OSError."""
+def ask(family: int, states: int, wanted: bytes, flags: int = 0) -> list[tuple[int, int]]:
+    """Return the state and the inode of each socket in these states that matches: of one, or with NLM_F_DUMP of all. Raise OSError."""
     body = REQUEST.pack(family, socket.IPPROTO_TCP, states) + wanted
-    found: Found = []
+    found: list[tuple[int, int]] = []
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG) as kernel:
         kernel.send(HEADER.pack(HEADER.size + len(body), SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST | flags, 1, 0) + body)
         while True:

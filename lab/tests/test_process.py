@@ -329,7 +329,7 @@ def test_sockets_are_found_by_their_ports(family: socket.AddressFamily) -> None:
     if v6 and not HAS_IPV6:
         pytest.skip("no IPv6 here")
     try:
-        process.sock_diag.listening(1)
+        process.sock_diag.at_port(1, process.sock_diag.TCP_LISTEN)
     except OSError as error:
         pytest.skip(f"no sock_diag here: {error}")
     host = "::" if v6 else process.HOST
@@ -353,28 +353,9 @@ def test_the_kernel_is_not_asked_in_vain(make_targets: MakeTargets, monkeypatch:
     """A kernel without inet_diag answers as to a request that it doesn't know, and what an arm declares remains unknown."""
     monkeypatch.setattr(process.sock_diag, "SOCK_DIAG_BY_FAMILY", 0x7FFF)
     with pytest.raises(OSError):
-        process.sock_diag.listening(1)
+        process.sock_diag.at_port(1, process.sock_diag.TCP_LISTEN)
     (arm,) = manifest.discover(make_targets(one=1.0))
     with process.Server(arm, "echo", 1) as server:
         found = {check.name: check for check in process.verify(server)}
         assert (found["nodelay"].status, found["backlog"].status) == ("unknown", "unknown")
         assert found["nodelay"].text.startswith("the kernel lists no such socket: ")
-
-
-@pytest.mark.parametrize("listed", [True, False])
-def test_descendants_are_all_that_a_process_has_started(listed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if listed and not process.CHILDREN_LISTED:
-        pytest.skip("this kernel doesn't list the children of a process")
-    monkeypatch.setattr(process, "CHILDREN_LISTED", listed)
-    # The shell's child starts one more, and both say who they are.
-    command = ["sh", "-c", "sh -c 'echo $$; sleep 600 & echo $!; wait' & wait"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as shell:
-        assert shell.stdout is not None
-        below = {int(shell.stdout.readline()) for _ in range(2)}
-        try:
-            assert set(process.descendants(shell.pid)) == below
-            assert below <= set(process.descendants(os.getpid()))
-        finally:
-            os.killpg(shell.pid, signal.SIGKILL)
-    with pytest.raises(process.psutil.NoSuchProcess):
-        process.descendants(shell.pid)
