@@ -4,17 +4,18 @@
 #   PYTHON    a CPython configured with --disable-gil --with-thread-sanitizer, 3.14 or later
 # Without further arguments it runs the tests in tests/threads on ringloop's loops, which takes hours; the packages that they need must
 # be importable (PYTHONPATH).
-# Reports go to target/tsan-python/report.*, and the last line on stdout counts them. Exits with 1 if a report names the extension,
-# with 77 if something is missing, and otherwise as the program does.
+# Paths of programs are relative to the repository. Reports go to target/tsan-python/report.*, and the last line on stdout counts
+# them. Exits with 1 if the extension is among the three innermost frames of a stack in a report, with 77 if PYTHON is not such a
+# CPython, and otherwise as the program does.
 #
 # The extension is built by the stable compiler (RUSTC_BOOTSTRAP=1), and its standard library is not instrumented: where a
-# thread has waited for a std::sync::Mutex, ThreadSanitizer does not see that it has got it. tools/sanitizers/threads.txt
+# thread has waited for a std::sync::Mutex, ThreadSanitizer does not see that it now holds the lock. tools/sanitizers/threads.txt
 # leaves out what such a Mutex guards.
 set -euo pipefail
+python=$(realpath "$(command -v "${1:?usage: tools/tsan_python.sh PYTHON [ARGUMENT OF PYTHON...]}")")
+shift
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-python=$(realpath "${1:?usage: tools/tsan_python.sh PYTHON [ARGUMENT OF PYTHON...]}")
-shift
 folder=$PWD/target/tsan-python
 # Random addresses leave ThreadSanitizer no room on kernels from 6.6 on.
 fixed=(setarch --addr-no-randomize)
@@ -29,6 +30,7 @@ config() { "${fixed[@]}" "$python" -c "import sysconfig; print(sysconfig.get_con
 [[ $(config CONFIG_ARGS) == *thread-sanitizer* ]] || lacks "$python was not configured with --with-thread-sanitizer"
 [ "$(config Py_GIL_DISABLED)" = 1 ] || lacks "$python was not configured with --disable-gil"
 
+rm -rf "$folder/package"
 mkdir -p "$folder/package"
 rm -f "$folder"/report.*
 target=$(rustc -vV | sed -n 's/^host: //p')
@@ -65,7 +67,7 @@ status=0
 reports=0 ours=0
 for file in "$folder"/report.*; do
     [ -e "$file" ] || continue
-    reports=$((reports + $(grep -c '^WARNING: ThreadSanitizer' "$file")))
+    reports=$((reports + $(grep -c '^WARNING: ThreadSanitizer' "$file" || true)))
     ours=$((ours + $(awk '/^WARNING: ThreadSanitizer/ { named = 0 } /_core\.[^ ]*\.so/ && / #[0-2] / { named = 1 } /^SUMMARY/ { found += named } END { print found + 0 }' "$file")))
 done
 echo "ThreadSanitizer: $reports reports, $ours of them of ringloop's extension; in $folder/report.*"

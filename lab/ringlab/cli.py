@@ -344,7 +344,7 @@ RESULT_FILE_OPTIONS = ("fail_if", "control", "every_metric", "csv")
 @click.option(
     "--csv",
     type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
-    help="Files: write the verdicts as CSV; - prints it.",
+    help="Files: write the verdicts as CSV.",
 )
 @measuring_options
 def compare(arms: tuple[str, str], source: Path | None, what: tuple[str, ...], **options: Any) -> None:
@@ -549,9 +549,10 @@ def report_command(path: Path, kind: str) -> None:
         terminal.print_result(terminal.make_console(), result)
     elif kind == "html":
         name = file.resolve().parent.name if file.name == storage.RESULT_FILE else file.stem
-        click.echo(html.render(name, result), nl=False)
+        click.echo(html.render(name, result).encode(), nl=False)
     else:
-        click.echo(markdown.render(result) if kind == "markdown" else exports.result_csv(result), nl=False)
+        text = markdown.render(result) if kind == "markdown" else exports.result_csv(result)
+        click.echo(text.encode(), nl=False)
 
 
 for command in (

@@ -10,7 +10,7 @@ changes are worth. Two things make a comparison possible all the same:
   by itself, and no smaller difference counts.
 
 The test is Yuen's for two independent samples of unequal variance, which with nothing trimmed is Welch's (Biometrika 61, 1974). It
-takes samples of different sizes, so each arm is compared by all rounds that it ran in.
+takes samples of different sizes, so two runs may have different numbers of rounds.
 """
 
 from __future__ import annotations

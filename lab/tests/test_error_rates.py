@@ -265,7 +265,7 @@ def test_a_headline_seldom_beats_the_best_by_an_equal() -> None:
 
 
 NEAR = np.log([1.0, 1.02, 1.04, 1.06, 1.08, 1.1, 1.12, 1.2, 1.5])
-"""The costs of arms."""
+"""The costs of arms, most of them near each other."""
 
 
 def changes(before: Logs, after: Logs) -> list[statistics.Standing]:
