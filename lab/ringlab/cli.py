@@ -184,11 +184,6 @@ measuring_options = together(
         help="Count system calls, in separate runs (not with --quick).",
     ),
     click.option(
-        "--profile",
-        is_flag=True,
-        help="Sample the stacks of each server with perf, in separate runs at the end.",
-    ),
-    click.option(
         "--again/--no-again",
         default=True,
         help="Run a second copy of the baseline, which shows the noise (default: yes).",

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ringlab import generator, instruments, manifest, preflight, process, results
-from ringlab.instruments import Instrument
+from ringlab import generator, manifest, preflight, process, results, system_calls
 from ringlab.process import SampleFailed, Server
 
 
@@ -36,8 +35,7 @@ class Loaded:
     figures: dict[str, float] = field(default_factory=dict)
     """Of the machine."""
     counted: dict[str, float] = field(default_factory=dict)
-    stacks: dict[tuple[str, ...], int] = field(default_factory=dict)
-    """The reading of an instrument, if one was asked for."""
+    """By event, as system_calls.per_operation() takes it, if that was asked for."""
 
 
 def died(server: Server, told: str) -> str:
@@ -121,24 +119,23 @@ class Serving:
         """Run a load that measures nothing; return the load generator's last event."""
         return self.executor.generate([*words, "--address", self.address], limit_s, final=final)
 
-    def load(self, words: Sequence[str], expected_s: float, instrument: Instrument | None = None) -> Loaded:
-        """Load the server, as the words of the load generator say, and look into it meanwhile, if that is asked for."""
+    def load(self, words: Sequence[str], expected_s: float, tool: str = "", events: Sequence[str] = ()) -> Loaded:
+        """Load the server, as the words of the load generator say, while a tool counts events in its processes, if one is named."""
         words = [*words, "--address", self.address]
         watch = Watch(self.server)
         if self.server is None:
             return Loaded(self.executor.generate(words, expected_s, watch.see))
-        with (
-            process.MemoryWatch(self.server, self.memory_bytes),
-            instruments.applied(instrument, self.server.tree()) as reading,
-        ):
+        counter = system_calls.Counter(tool, self.server.tree(), events) if tool else None
+        with process.MemoryWatch(self.server, self.memory_bytes), counter or contextlib.nullcontext():
 
             def see(event: dict[str, Any]) -> None:
                 watch.see(event)
-                reading.see(event)
+                if counter is not None:
+                    counter.see(event)
 
             event = self.executor.generate([*words, *account_words(self.server)], expected_s, see)
         self.server.check_alive("while it was measured")
-        return Loaded(event, watch.figures(), reading.counted, reading.stacks)
+        return Loaded(event, watch.figures(), counter.counted if counter is not None else {})
 
     @contextlib.contextmanager
     def windows(self, words: Sequence[str], expected_s: float) -> Iterator["Windows"]:

@@ -21,7 +21,6 @@ from ringlab import (
     analysis,
     execution,
     figures,
-    instruments,
     manifest,
     preflight,
     process,
@@ -81,8 +80,6 @@ class Options:
     """Measure the load generator's own ceiling in every round, as if it were an arm."""
     memory_bytes: float = math.inf
     """A server that takes more is ended, before it takes all that the machine has."""
-    profile: bool = False
-    """Sample the stacks of each server, when everything is measured."""
     limit_s: float = 0.0
     """If not 0, cells end early, but not before statistics.ROUNDS_MIN rounds, where the race would take longer than this, counted from
     when it began."""
@@ -741,8 +738,7 @@ class Race:
         together = (system_calls.SYSTEM_CALLS, instructions) if tool == "perf" and instructions else ()
 
         def count(arm: manifest.Arm, tool: str, events: tuple[str, ...]) -> tuple[list[float], float]:
-            instrument = instruments.Instrument(tool, events)
-            loaded = self.look_into(plan, arm, rate, instrument, system_calls.WINDOW_S_MIN)
+            loaded = self.load_counted(plan, arm, rate, tool, events)
             operations, window_s = plan.amount(loaded.event), loaded.event["window_s"]
             return [
                 system_calls.per_operation(tool, loaded.counted, operations, window_s, event) for event in events
@@ -764,18 +760,19 @@ class Race:
                 record.text = record.text or str(failure)
             cell.system_calls.append(record)
 
-    def look_into(
-        self, plan: CellPlan, arm: manifest.Arm, rate: float, instrument: instruments.Instrument, window_s: float
+    def load_counted(
+        self, plan: CellPlan, arm: manifest.Arm, rate: float, tool: str, events: Sequence[str]
     ) -> execution.Loaded:
-        """Load an arm for at least `window_s`, in a run of its own, while an instrument looks into it."""
+        """Load an arm in a run of its own, long enough for a tool that counts events in its processes."""
         with self.executor(plan).serve(self.order(plan, arm)) as serving:
             if plan.has_first_client:
                 self.first_client(plan, serving)
             # strace counts from the beginning, so nothing may be done that isn't counted as an operation.
-            traced = instrument.tool == "strace"
+            traced = tool == "strace"
             scale = replace(self.scale, warm_up_s=0.0, ramp_s=0.0) if traced else self.scale_of(arm)
+            window_s = system_calls.WINDOW_S_MIN
             words = [*plan.load_options(scale, rate, window_s), "--seed", str(self.result.run.seed)]
-            return serving.load(words, plan.sample_s(scale) + window_s, instrument)
+            return serving.load(words, plan.sample_s(scale) + window_s, tool, events)
 
 
 def overhead_key(plan: CellPlan, arm: manifest.Arm) -> str:

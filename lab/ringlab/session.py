@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 
 from ringlab import (
     Refused,
@@ -27,7 +26,6 @@ from ringlab import (
     neighbours,
     preflight,
     process,
-    profiling,
     report,
     results,
     runner,
@@ -68,7 +66,6 @@ def measure(
     if_busy: neighbours.IfBusy = "refuse",
     memory: int | None = None,
     output: Path | None,
-    profile: bool = False,
     goals_file: Path | None = None,
     must_reach: bool = True,
     addresses: Sequence[str] = (),
@@ -76,7 +73,7 @@ def measure(
 ) -> int:
     """Run the lab; return the exit status, which says whether the goals are reached, if they must be."""
     if addresses:
-        check_outside(selectors, system_calls=bool(system_calls), profile=profile)
+        check_outside(selectors, system_calls=bool(system_calls))
     if quick and publish:
         raise Refused("--quick and --publish can't be combined")
     if minutes and not quick:
@@ -156,7 +153,6 @@ def measure(
             again=again,
             system_calls=not addresses and (not quick if system_calls is None else system_calls),
             memory_bytes=preflight.memory_limit(memory),
-            profile=profile,
         )
         if limited:
             # Where the shortest windows take too long, or others were asked for, cells end with fewer rounds.
@@ -208,15 +204,14 @@ def read_goals(
     return found
 
 
-def check_outside(selectors: Sequence[str], *, system_calls: bool, profile: bool) -> None:
+def check_outside(selectors: Sequence[str], *, system_calls: bool) -> None:
     """Raise Refused for what is possible only with servers that are started."""
     if selectors:
         raise Refused("--address measures servers that run already, --targets starts servers: use one of them")
-    for option, given in (("--system-calls", system_calls), ("--profile", profile)):
-        if given:
-            raise Refused(
-                f"{option} looks into a server that the lab has started: leave it out, or name targets instead of --address"
-            )
+    if system_calls:
+        raise Refused(
+            "--system-calls looks into a server that the lab has started: leave it out, or name targets instead of --address"
+        )
 
 
 def outside_plans(plans: list[workloads.CellPlan], what: Sequence[str]) -> list[workloads.CellPlan]:
@@ -339,23 +334,11 @@ def finish(console: Console, race: runner.Race, asked: Sequence[goals.Goal] = ()
         console.print(f"  {path}", markup=False, highlight=False)
     if result.run.interrupted:
         return EXIT_INTERRUPTED
-    if race.options.profile:
-        write_profiles(console, race)
     if report.has_void(result) or not any(
         sample.status == "measured" for cell in result.cells for sample in cell.samples
     ):
         return 1
     return goals.status_of(result.goals) if asked and must_reach else 0
-
-
-def write_profiles(console: Console, race: runner.Race) -> None:
-    """Write the stacks of servers beside the reports, and say what can't be sampled."""
-    with console.status("sampling where the arms spend their time"):
-        written, problems = profiling.profile(race, race.output.parent / profiling.FOLDER)
-    for problem in problems:
-        console.print(f"[yellow]no profile[/yellow]  {escape(problem)}", highlight=False)
-    for path in written:
-        console.print(f"  {path}", markup=False, highlight=False)
 
 
 def resume(path: Path, targets_folder: Path | None, if_busy: neighbours.IfBusy) -> int:
