@@ -47,8 +47,8 @@ def died(server: Server, told: str) -> str:
 
 
 def cpu_words(cpus: Sequence[int]) -> list[str]:
-    """Return the load generator's words about its own CPUs."""
-    return ["--cpu", ",".join(map(str, cpus))] if cpus else []
+    """Return the load generator's words about its own CPU, the first of these."""
+    return ["--cpu", str(cpus[0])] if cpus else []
 
 
 def account_words(server: Server) -> list[str]:

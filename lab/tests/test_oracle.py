@@ -47,7 +47,7 @@ def by_generator(program: Path, server: Server, cpus: list[int]) -> dict[str, fl
     words = ["echo", "--connections", CONNECTIONS, "--size", SIZE_BYTES, "--address", server.address]
     words += ["--account", server.pid, "--seed", 1, "--spin-us", 0, "--ramp", 0]
     words += ["--window", WINDOW_S, "--warm-up", WARM_UP_S]
-    words += ["--cpu", ",".join(map(str, cpus))] if cpus else []
+    words += ["--cpu", str(cpus[0])] if cpus else []
     event: dict[str, Any] = generator.run(program, [str(word) for word in words], TIMEOUT_S)
     assert not event.get("void"), event
     return {

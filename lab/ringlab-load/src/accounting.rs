@@ -188,8 +188,8 @@ impl Readings {
 
     /// The slow readings before the window.
     pub(crate) fn prepare(&mut self, account: &Account) {
-        // A server may have a child for each connection, which ends with it, and none at this instant. No connection of this
-        // thread ends while it reads, so the second reading finds those that began during the first.
+        // A server may have a child for each connection, which ends with it, and none at this instant. No connection of the
+        // generator ends while it reads, so the second reading finds those that began during the first.
         account.everything();
         self.below = account.below;
         self.details_begin = self.noted(account.details());

@@ -265,10 +265,6 @@ pub(crate) struct Measuring {
     #[arg(long, short, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     connections: Option<u32>,
 
-    /// Threads of the generator, which share the connections; more threads than CPUs make it slower
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
-    threads: u32,
-
     /// Requests in flight on each connection (not for streams)
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pipeline: u32,
@@ -283,9 +279,9 @@ pub(crate) struct Measuring {
     #[serde(rename = "window_s", serialize_with = "as_seconds")]
     pub(crate) window: Duration,
 
-    /// CPUs for the generator's threads, as in 1 or 2,3: the first thread gets the first, and so on in turn [default: any]
-    #[arg(long, value_name = "LIST", value_delimiter = ',')]
-    cpu: Vec<usize>,
+    /// CPU for the generator [default: any]
+    #[arg(long, value_name = "N")]
+    cpu: Option<usize>,
 
     /// Microseconds to poll for events before sleeping; 0: sleep at once
     ///
@@ -628,14 +624,11 @@ impl Common {
     /// The settings of a run with this load.
     pub(crate) fn settings(&self, connections_default: u32) -> Settings {
         let measuring = &self.measuring;
-        let connections = measuring.connections.unwrap_or(connections_default);
         Settings {
             endpoint: self.address.endpoint.clone(),
-            connections,
+            connections: measuring.connections.unwrap_or(connections_default),
             pipeline: measuring.pipeline,
-            // Further threads would have nothing to do.
-            threads: measuring.threads.min(connections) as usize,
-            cpus: measuring.cpu.clone(),
+            cpu: measuring.cpu,
             ramp_ns: system::ns(self.ramp),
             windows: self.windows_on_stdin.then(Windows::from_stdin),
             warm_up_ns: system::ns(measuring.warm_up),

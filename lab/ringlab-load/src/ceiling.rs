@@ -80,9 +80,7 @@ pub(crate) fn measure(
     let mut result = match ceiling.protocol {
         Protocol::Echo => {
             let pattern = Pattern::new(common.seed, ceiling.size.size);
-            run::run(&settings, interrupted, failures, || {
-                Frames::<false>(pattern.clone())
-            })
+            run::run(&settings, interrupted, failures, Frames::<false>(pattern))
         }
         Protocol::Http => {
             let expected = Expected {
@@ -91,15 +89,14 @@ pub(crate) fn measure(
             };
             let host = process.address.to_string();
             let requests = Requests::new(&Requests::request("GET", "/", &host, &[], &[]), expected);
-            run::run(&settings, interrupted, failures, || requests.clone())
+            run::run(&settings, interrupted, failures, requests)
         }
     }?;
     let figure = |name: &str| result[name].as_f64().unwrap_or_default();
     let operations = figure("operations");
     let busy_s = result["client"]["busy_ns"].as_f64().unwrap_or_default() / 1e9;
-    let threads = settings.threads as f64;
     result["ceiling"] = json!({
-        "operations_per_s": (busy_s > 0.0).then(|| operations / busy_s * threads),
+        "operations_per_s": (busy_s > 0.0).then(|| operations / busy_s),
         "client_busy_ns_per_operation": (operations > 0.0).then(|| busy_s * 1e9 / operations),
     });
     Ok(result)

@@ -7,7 +7,7 @@ use crate::failure::{Failure, Kind};
 use crate::link::Link;
 use crate::pattern::{Frame, Pattern, Unsent, difference};
 
-/// A protocol of requests and answers. Answers come in the order of the requests. Each thread has its own instance.
+/// A protocol of requests and answers. Answers come in the order of the requests.
 pub(crate) trait Exchange {
     /// The state of an answer that has come in part.
     type Partial: Default;
@@ -86,7 +86,7 @@ pub(crate) struct Answer {
 }
 
 /// Echoed frames. If each is a datagram, the kernel or the server may lose some.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Frames<const DATAGRAMS: bool>(pub(crate) Pattern);
 
 impl<const DATAGRAMS: bool> Exchange for Frames<DATAGRAMS> {
@@ -152,7 +152,7 @@ pub(crate) fn outstanding_limit(connections: u32) -> u64 {
 
 /// Echoed endless streams of one message, as tcpkali sends them. `Frame::sequence` has no meaning here, and positions are those
 /// in the repeated message.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Stream {
     message_bytes: usize,
     repeated: Vec<u8>,
@@ -220,7 +220,7 @@ const COUNT_BYTES_MAX: usize = 21;
 
 /// Endless streams of one message that the server reads and throws away. After the end of a stream it answers with the number of
 /// bytes that it has received on the connection, in decimal digits and with a line feed. So it can't have left any of them in a buffer.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Discarded(pub(crate) Stream);
 
 impl Exchange for Discarded {

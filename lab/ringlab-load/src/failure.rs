@@ -76,7 +76,7 @@ struct Counted {
     first: String,
 }
 
-/// All failures of a run. Shared by the threads, but not accessed unless there is a failure.
+/// All failures of a run. Shared with the connections beside the load, but not accessed unless there is a failure.
 #[derive(Debug, Default)]
 pub(crate) struct Failures(Mutex<BTreeMap<Kind, Counted>>);
 

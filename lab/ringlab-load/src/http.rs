@@ -1,7 +1,7 @@
 //! HTTP/1.1: requests, and the check of their responses.
 //!
-//! Most servers answer with the same bytes each time, except for the date. So each thread remembers the last response that was
-//! parsed and correct, and compares the next ones with it, piece by piece as they come. Only a response that differs is parsed.
+//! Most servers answer with the same bytes each time, except for the date. So the requests remember the last response that was
+//! parsed and correct, and compare the next ones with it, piece by piece as they come. Only a response that differs is parsed.
 
 use std::borrow::Cow;
 use std::fmt::{Display, Write as _};
@@ -26,7 +26,7 @@ const TOGETHER_BYTES: usize = 256 * 1024;
 const SENT: &[u8] = b"0123456789abcdef";
 
 /// The requirements on responses.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Expected {
     pub(crate) status: u16,
     /// The body. `None` for any.
@@ -91,7 +91,7 @@ fn wrong_length(length: usize, came: &str, right: &[u8]) -> String {
 }
 
 /// Identical requests, and their responses.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Requests {
     /// The request, `together` times.
     repeated: Vec<u8>,

@@ -45,8 +45,8 @@ const SETTINGS_ACK: &[u8] = &[0, 0, 0, SETTINGS, ACK, 0, 0, 0, 0];
 /// `:status: 200` in HPACK's static table.
 const STATUS_200: u8 = 0x88;
 
-/// The requests of one thread.
-#[derive(Clone, Debug)]
+/// The requests of a run.
+#[derive(Debug)]
 pub(crate) struct Streams {
     greeting: Vec<u8>,
     /// A request, on a stream whose number is put in.

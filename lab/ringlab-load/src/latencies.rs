@@ -33,13 +33,6 @@ impl Latencies {
         self.sum_ns += u128::from(latency_ns);
     }
 
-    pub(crate) fn merge(&mut self, other: &Self) {
-        self.histogram
-            .add(&other.histogram)
-            .expect("all histograms have the same bounds");
-        self.sum_ns += other.sum_ns;
-    }
-
     pub(crate) fn count(&self) -> u64 {
         self.histogram.len()
     }

@@ -7,7 +7,7 @@
 //! - **Every byte counts.** Echo frames contain the numbers of their connection and message and are compared with a seeded
 //!   pattern ([`pattern`]). Responses are parsed, or compared with one that was parsed ([`http`]). One wrong byte voids the run.
 //! - **One clock, one window.** A run connects, warms up, measures and drains ([`control`]). The server's CPU clocks are read at
-//!   the instants at which the window opens and closes ([`accounting`]), between two turns of the first thread's loop
+//!   the instants at which the window opens and closes ([`accounting`]), between two turns of the loop
 //!   ([`worker`]). Operations and their latencies count if they are completed in the window, in the open loop if they were due in
 //!   it.
 //! - **The open loop doesn't wait for the server.** Requests are due at fixed instants ([`schedule`]), from which latencies
@@ -122,25 +122,20 @@ fn measure_echo(echo: &Echo, interrupted: &AtomicBool) -> anyhow::Result<Value> 
     let pattern = Pattern::new(echo.common.seed, echo.size.size);
     match echo.mode {
         Mode::Framed if matches!(settings.endpoint, Endpoint::Udp(_)) => {
-            run::run(&settings, interrupted, failures, || {
-                Frames::<true>(pattern.clone())
-            })
+            run::run(&settings, interrupted, failures, Frames::<true>(pattern))
         }
-        Mode::Framed => run::run(&settings, interrupted, failures, || {
-            Frames::<false>(pattern.clone())
-        }),
-        Mode::Stream => run::run(&settings, interrupted, failures, || {
-            Stream::new(echo.message.as_bytes())
-        }),
+        Mode::Framed => run::run(&settings, interrupted, failures, Frames::<false>(pattern)),
+        Mode::Stream => {
+            let stream = Stream::new(echo.message.as_bytes());
+            run::run(&settings, interrupted, failures, stream)
+        }
     }
 }
 
 fn measure_discard(discard: &Discard, interrupted: &AtomicBool) -> anyhow::Result<Value> {
     let settings = discard.common.settings(CONNECTIONS);
-    let message = discard.message.as_bytes();
-    run::run(&settings, interrupted, Failures::default(), || {
-        Discarded(Stream::new(message))
-    })
+    let discarded = Discarded(Stream::new(discard.message.as_bytes()));
+    run::run(&settings, interrupted, Failures::default(), discarded)
 }
 
 fn measure_http(http: &Http, interrupted: &AtomicBool) -> anyhow::Result<Value> {
@@ -168,7 +163,7 @@ fn measure_http(http: &Http, interrupted: &AtomicBool) -> anyhow::Result<Value> 
             settings.pipeline,
             expected,
         );
-        return run::run(&settings, interrupted, failures, || streams.clone());
+        return run::run(&settings, interrupted, failures, streams);
     }
     let mut headers = http.header.clone();
     if settings.churn {
@@ -182,7 +177,7 @@ fn measure_http(http: &Http, interrupted: &AtomicBool) -> anyhow::Result<Value> 
     let method = method.unwrap_or(if sent.is_empty() { "GET" } else { "POST" });
     let request = Requests::request(method, &http.path, host, &headers, &sent);
     let requests = Requests::new(&request, expected);
-    run::run(&settings, interrupted, failures, || requests.clone())
+    run::run(&settings, interrupted, failures, requests)
 }
 
 fn measure_websocket(websocket: &WebSocket, interrupted: &AtomicBool) -> anyhow::Result<Value> {
@@ -190,18 +185,16 @@ fn measure_websocket(websocket: &WebSocket, interrupted: &AtomicBool) -> anyhow:
     let pattern = Pattern::new(websocket.common.seed, websocket.size.size);
     let messages = Messages::new(&websocket.path, &websocket.common.address.name, pattern);
     let failures = Failures::default();
-    run::run(&settings, interrupted, failures, || messages.clone())
+    run::run(&settings, interrupted, failures, messages)
 }
 
 fn measure_rtt(rtt: &Rtt, interrupted: &AtomicBool) -> anyhow::Result<Value> {
     let settings = rtt.common.settings(1);
     let mut pattern = Pattern::new(rtt.common.seed, rtt.size.size);
     let failures = Failures::default();
-    run::prepare_thread(&settings, 0)?;
+    run::prepare_thread(&settings)?;
     let cold = cold::measure(&settings, &mut pattern, rtt.cold, interrupted, &failures);
-    let mut result = run::run(&settings, interrupted, failures, || {
-        Frames::<false>(pattern.clone())
-    })?;
+    let mut result = run::run(&settings, interrupted, failures, Frames::<false>(pattern))?;
     result["latency"]["cold"] = cold.to_json(settings.hdr);
     Ok(result)
 }

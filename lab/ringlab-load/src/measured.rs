@@ -1,8 +1,8 @@
-//! The measurements of one thread of the generator.
+//! The measurements of a run's worker.
 
 use crate::latencies::Latencies;
 
-/// The measurements of a thread.
+/// The measurements of a worker.
 #[derive(Debug, Default)]
 pub(crate) struct Measured {
     /// From the instant at which a request was sent.
@@ -15,7 +15,8 @@ pub(crate) struct Measured {
     pub(crate) connecting: Latencies,
     pub(crate) bytes_in: u64,
     pub(crate) bytes_out: u64,
-    /// For each connection that was opened, the requests or (streams) messages that were answered in the window.
+    /// For each connection that was opened, the requests or (streams) messages that were answered in the window, in ascending
+    /// order.
     pub(crate) operations: Vec<u64>,
     pub(crate) opened: u64,
     pub(crate) reopened: u64,
@@ -23,7 +24,7 @@ pub(crate) struct Measured {
     /// Requests that were due in the window (open loop), and those of them that were never answered.
     pub(crate) due: u64,
     pub(crate) unfinished: u64,
-    /// How long the thread did anything but wait, in the window.
+    /// How long the worker did anything but wait, in the window.
     pub(crate) busy_ns: u64,
     /// The longest turn of the loop, without its waiting.
     pub(crate) turn_ns_max: u64,

@@ -1,54 +1,35 @@
-//! The result of a run, from the measurements of its threads and from what was recorded.
+//! The result of a run, from what the worker measured and from what was recorded.
 
 use serde_json::{Value, json};
 
 use crate::accounting::Account;
 use crate::control::Record;
 use crate::exchange::outstanding_limit;
-use crate::latencies::Latencies;
 use crate::measured::Measured;
 use crate::settings::Settings;
 use crate::shared::Shared;
 
-/// The result as JSON: `measured` has one value for each thread. With `streaming` there are no latencies, and with `one_way` nothing came
-/// back before the end.
+/// The result as JSON. With `streaming` there are no latencies, and with `one_way` nothing came back before the end.
 pub(crate) fn outcome(
     settings: &Settings,
     shared: &Shared,
     account: &Account,
     record: &Record,
-    measured: &[Measured],
+    measured: &Measured,
     streaming: bool,
     one_way: bool,
 ) -> Value {
-    let total = |count: fn(&Measured) -> u64| measured.iter().map(count).sum::<u64>();
-    let merged = |which: fn(&Measured) -> &Latencies| {
-        let mut all = Latencies::default();
-        for one in measured {
-            all.merge(which(one));
-        }
-        all
-    };
-    let (service, corrected) = (merged(|one| &one.service), merged(|one| &one.corrected));
-    let lateness = merged(|one| &one.lateness);
-    let mut operations: Vec<u64> = measured
-        .iter()
-        .flat_map(|one| one.operations.iter().copied())
-        .collect();
-    operations.sort_unstable();
-    let completed: u64 = operations.iter().sum();
-    let window_s = shared.window_s();
+    let completed: u64 = measured.operations.iter().sum();
+    let window_s: f64 = record.windows.iter().map(|one| one.seconds).sum();
     let per_s = (window_s > 0.0).then(|| completed as f64 / window_s);
     let client_cpu_ns = record.own_cpu_ns;
-    let busy_ns = total(|one| one.busy_ns);
-    let of_threads =
-        |ns: u64| (window_s > 0.0).then(|| ns as f64 / (window_s * 1e9 * settings.threads as f64));
+    let of_window = |ns: u64| (window_s > 0.0).then(|| ns as f64 / (window_s * 1e9));
     let open_loop = settings.rate.map(|rate| {
         json!({
             "rate_asked_per_s": rate,
-            "due": total(|one| one.due),
-            "unfinished": total(|one| one.unfinished),
-            "send_lateness": lateness.to_json(settings.hdr),
+            "due": measured.due,
+            "unfinished": measured.unfinished,
+            "send_lateness": measured.lateness.to_json(settings.hdr),
         })
     });
     json!({
@@ -57,58 +38,60 @@ pub(crate) fn outcome(
         "rest_s": settings.windows.as_ref().map(|_| record.rest_ns as f64 / 1e9),
         "operations": completed,
         "operations_per_s": per_s,
-        "bytes_in": total(|one| one.bytes_in),
-        "bytes_out": total(|one| one.bytes_out),
+        "bytes_in": measured.bytes_in,
+        "bytes_out": measured.bytes_out,
         "latency": {
-            "service": (!streaming).then(|| service.to_json(settings.hdr)),
-            "corrected": settings.rate.map(|_| corrected.to_json(settings.hdr)),
+            "service": (!streaming).then(|| measured.service.to_json(settings.hdr)),
+            "corrected": settings.rate.map(|_| measured.corrected.to_json(settings.hdr)),
         },
         "open_loop": open_loop,
-        "void": void_reason(settings, shared, completed),
+        "void": void_reason(settings, shared, record, completed),
         "interrupted": record.was_interrupted,
         "ended_early": record.ended_early,
         "errors": shared.failures.to_json(),
         "connections": {
             "asked": settings.connections,
-            "opened": total(|one| one.opened),
-            "reopened": total(|one| one.reopened),
-            "alive_at_end": total(|one| one.alive),
+            "opened": measured.opened,
+            "reopened": measured.reopened,
+            "alive_at_end": measured.alive,
             "opening_s": record.connected_ns as f64 / 1e9,
-            "connect": merged(|one| &one.connecting).to_json(settings.hdr),
+            "connect": measured.connecting.to_json(settings.hdr),
         },
         "streams": streaming.then(|| json!({
-            "held_back": total(|one| one.held_back),
-            "outstanding_bytes_max":
-                measured.iter().map(|one| one.outstanding_max).max().filter(|_| !one_way),
+            "held_back": measured.held_back,
+            "outstanding_bytes_max": (!one_way).then_some(measured.outstanding_max),
             "outstanding_bytes_most":
                 (!one_way).then(|| outstanding_limit(settings.connections)),
-            "counted_bytes": one_way.then(|| total(|one| one.counted)),
-            "reads": total(|one| one.reads),
-            "writes": total(|one| one.writes),
+            "counted_bytes": one_way.then_some(measured.counted),
+            "reads": measured.reads,
+            "writes": measured.writes,
         })),
         "levels": (settings.steps > 0).then_some(&record.levels),
-        "fairness": fairness(&operations),
+        "fairness": fairness(&measured.operations),
         "littles_law": (!streaming).then(|| littles_law(
-            service.mean_ns().zip(per_s).map(|(mean_ns, per_s)| mean_ns * per_s / 1e9),
-            measured.iter().map(|one| one.in_flight_ns).sum::<u128>() as f64 / (window_s * 1e9),
+            measured.service.mean_ns().zip(per_s).map(|(mean_ns, per_s)| mean_ns * per_s / 1e9),
+            measured.in_flight_ns as f64 / (window_s * 1e9),
         )),
         "client": {
             "cpu_ns": client_cpu_ns,
-            "cpu_fraction": of_threads(client_cpu_ns),
-            "busy_ns": busy_ns,
-            "busy_fraction": of_threads(busy_ns),
-            "threads": settings.threads,
-            "max_loop_ns": measured.iter().map(|one| one.turn_ns_max).max(),
+            "cpu_fraction": of_window(client_cpu_ns),
+            "busy_ns": measured.busy_ns,
+            "busy_fraction": of_window(measured.busy_ns),
+            "max_loop_ns": measured.turn_ns_max,
         },
         "server": account.to_json(&record.readings),
     })
 }
 
 /// Why the figures are meaningless, if they are.
-fn void_reason(settings: &Settings, shared: &Shared, completed: u64) -> Option<String> {
-    let failures = &shared.failures;
-    failures.void_reason().or_else(|| {
-        if shared.window_begin_ns() == u64::MAX && shared.window_s() == 0.0 {
+fn void_reason(
+    settings: &Settings,
+    shared: &Shared,
+    record: &Record,
+    completed: u64,
+) -> Option<String> {
+    shared.failures.void_reason().or_else(|| {
+        if record.windows.is_empty() {
             Some("the run ended before the window was opened".to_owned())
         } else if completed == 0 && !settings.idle {
             Some("nothing was answered in the window".to_owned())

@@ -17,7 +17,7 @@ const VARIANTS: usize = 4093;
 const TOGETHER_BYTES: usize = 64 * 1024;
 
 /// The bytes of all frames of a run.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Pattern {
     seed: u64,
     size: usize,

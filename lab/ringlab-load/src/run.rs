@@ -1,6 +1,4 @@
-//! A run of a workload, with its threads.
-//!
-//! The first thread moves the run from phase to phase ([`Control`]). The others see the phase with each operation.
+//! A run of a workload.
 
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::thread;
@@ -23,20 +21,19 @@ use crate::worker::Worker;
 const DESCRIPTORS_SPARE: u64 = 32;
 
 /// Prepares the calling thread: precise waits, and its CPU.
-pub(crate) fn prepare_thread(settings: &Settings, thread: usize) -> anyhow::Result<()> {
+pub(crate) fn prepare_thread(settings: &Settings) -> anyhow::Result<()> {
     system::ask_for_precise_waits();
-    if settings.cpus.is_empty() {
+    let Some(cpu) = settings.cpu else {
         return Ok(());
-    }
-    let cpu = settings.cpus[thread % settings.cpus.len()];
+    };
     system::pin_to_cpu(cpu).map_err(|error| {
         anyhow!(
-            "thread {thread} can't be put on CPU {cpu} (--cpu): {error}; see `taskset -p $$` for the CPUs that may be used"
+            "the generator can't be put on CPU {cpu} (--cpu): {error}; see `taskset -p $$` for the CPUs that may be used"
         )
     })
 }
 
-/// Ends the run for all threads when one of them ends for any reason.
+/// Ends the run for the connections beside the load when it ends for any reason.
 struct EndOfRun<'a>(&'a Shared);
 
 impl Drop for EndOfRun<'_> {
@@ -45,16 +42,16 @@ impl Drop for EndOfRun<'_> {
     }
 }
 
-/// Runs a workload and returns its result. `failures` has earlier failures, and `exchange` makes each thread's protocol.
+/// Runs a workload and returns its result. `failures` has earlier failures, and `exchange` is the protocol.
 pub(crate) fn run<E: Exchange>(
     settings: &Settings,
     interrupted: &AtomicBool,
     failures: Failures,
-    exchange: impl Fn() -> E + Sync,
+    exchange: E,
 ) -> anyhow::Result<Value> {
     let extra = settings.beside.as_ref().map_or(0, |it| it.connections);
     let connections = settings.connections.saturating_add(extra);
-    let needed = u64::from(connections) + settings.threads as u64 + DESCRIPTORS_SPARE;
+    let needed = u64::from(connections) + DESCRIPTORS_SPARE;
     let limit = system::raise_descriptor_limit()?;
     if limit < needed {
         bail!(
@@ -63,44 +60,23 @@ pub(crate) fn run<E: Exchange>(
         );
     }
     let account = Account::open(&settings.account, settings.account_below)?;
-    let shared = Shared::new(settings.threads, failures);
+    let shared = Shared::new(failures);
     let mut control = Control::new(settings, &shared, &account, interrupted);
     control.record.readings[0].rest(&account)?;
 
-    let work = |thread: usize, control: Option<&mut Control<'_>>| {
-        let _end = EndOfRun(&shared);
-        prepare_thread(settings, thread)?;
-        let worker = Worker::new(settings, &shared, thread, exchange())?;
-        anyhow::Ok(worker.run(control)?)
-    };
     let answered_beside = AtomicU64::new(0);
-    let measured = thread::scope(|scope| {
-        // Also if a thread can't be started.
+    let (measured, record) = thread::scope(|scope| {
         let _end = EndOfRun(&shared);
-        let work = &work;
         if let Some(beside) = &settings.beside {
             for number in 0..beside.connections {
                 let (shared, answered) = (&shared, &answered_beside);
                 scope.spawn(move || beside::ask(settings, beside, number, shared, answered));
             }
         }
-        let others: Vec<_> = (1..settings.threads)
-            .map(|thread| scope.spawn(move || work(thread, None)))
-            .collect();
-        let mut results = vec![work(0, Some(&mut control))];
-        for other in others {
-            results.push(
-                other
-                    .join()
-                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
-            );
-        }
-        results
-    });
-    let measured = measured.into_iter().collect::<Result<Vec<_>, _>>()?;
-    let record = control.record;
-    let opened: u64 = measured.iter().map(|one| one.opened).sum();
-    if opened == 0 && !record.was_interrupted && shared.failures.void_reason().is_none() {
+        prepare_thread(settings)?;
+        anyhow::Ok(Worker::new(settings, &shared, control, exchange)?.run()?)
+    })?;
+    if measured.opened == 0 && !record.was_interrupted && shared.failures.void_reason().is_none() {
         let failures = &shared.failures;
         let first = failures
             .first(Kind::Connect)

@@ -2,12 +2,12 @@
 
 use crate::pattern::mix;
 
-/// The intended instants of the open loop. Request `number` of this thread is due at `begin_ns + number * gap_ns`. The
+/// The intended instants of the open loop. Request `number` is due at `begin_ns + number * gap_ns`. The
 /// connections take turns.
 pub(crate) struct Schedule {
     begin_ns: u64,
-    /// The time between two requests of this thread.
-    pub(crate) gap_ns: f64,
+    /// The time between two requests.
+    gap_ns: f64,
     /// The connections, in the order in which their requests are due.
     order: Vec<u32>,
     /// The place of each connection in that order.

@@ -21,9 +21,8 @@ pub(crate) struct Settings {
     pub(crate) connections: u32,
     /// Requests in flight on each connection.
     pub(crate) pipeline: u32,
-    pub(crate) threads: usize,
-    /// The CPUs of the threads, in turn. If empty, the kernel chooses.
-    pub(crate) cpus: Vec<usize>,
+    /// The CPU of the generator. `None`: the kernel chooses.
+    pub(crate) cpu: Option<usize>,
     pub(crate) ramp_ns: u64,
     /// The load rests until it is asked for a window, and again after it. `None`: one window right after the warm-up.
     pub(crate) windows: Option<Arc<Windows>>,

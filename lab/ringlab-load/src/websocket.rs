@@ -18,8 +18,8 @@ const PONG: u8 = 0x8a;
 const MASKED: u8 = 0x80;
 const HEADERS_MAX: usize = 100;
 
-/// The messages of one thread.
-#[derive(Clone, Debug)]
+/// The messages of a run.
+#[derive(Debug)]
 pub(crate) struct Messages {
     pattern: Pattern,
     upgrade: Vec<u8>,

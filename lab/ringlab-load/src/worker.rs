@@ -1,4 +1,4 @@
-//! One thread of the generator: its connections, and the loop that serves them.
+//! The generator's connections, and the loop that serves them.
 //!
 //! In the closed loop a connection sends its next request when an answer is complete. Both happen at the same instant, so the
 //! clock is read once for both. In the open loop requests have intended instants, evenly distributed over time and connections. A
@@ -12,11 +12,10 @@
 //! in flight.
 
 use std::io::{self, Write};
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::connection::{Connection, State};
-use crate::control::Control;
+use crate::control::{Control, Progress, REST_NS, Record};
 use crate::exchange::{Exchange, READ_BYTES, STREAM_WRITE_BYTES, outstanding_limit};
 use crate::failure::{Failure, Kind, connect_failure};
 use crate::link::Link;
@@ -24,7 +23,7 @@ use crate::measured::Measured;
 use crate::pattern::Unsent;
 use crate::schedule::Schedule;
 use crate::settings::Settings;
-use crate::shared::{Phase, REST_NS, Shared};
+use crate::shared::{Phase, Shared};
 use crate::system::{
     EDGE_TRIGGERED, ENDED, Epoll, Event, NO_EVENT, READABLE, WRITABLE, Wait, now_ns,
     unacknowledged_bytes,
@@ -38,19 +37,15 @@ const BETWEEN_CONNECTIONS_NS: u64 = 125_000;
 const GREETING_READ_BYTES: usize = 4096;
 /// How often to check for late answers.
 const TICK_NS: u64 = 50_000_000;
-/// How often an idle thread checks whether to begin or to end.
+/// How often an idle worker checks whether to begin or to end.
 const IDLE_NS: u64 = 1_000_000;
 
-/// One thread's part of a run.
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "each is about another part of the state: sending, measuring, connecting, draining"
-)]
+/// The connections of a run, and what was measured.
 pub(crate) struct Worker<'a, E: Exchange> {
     settings: &'a Settings,
     shared: &'a Shared,
+    control: Control<'a>,
     exchange: E,
-    thread: usize,
     epoll: Epoll,
     connections: Vec<Connection<E::Partial>>,
     /// When the requests in flight were started, with `pipeline` entries for each connection.
@@ -66,41 +61,28 @@ pub(crate) struct Worker<'a, E: Exchange> {
     begun: usize,
     connecting: usize,
     begun_ns: u64,
-    /// How many connections were begun and have nothing to wait for, before any other requests are sent.
-    tried: u64,
-    ready: bool,
-    drained: bool,
     in_flight: u64,
     in_flight_since_ns: u64,
-    completed: u64,
+    progress: Progress,
     measured: Measured,
 }
 
 impl<'a, E: Exchange> Worker<'a, E> {
-    /// The part of a thread: the connections whose number modulo the number of threads is `thread`.
     pub(crate) fn new(
         settings: &'a Settings,
         shared: &'a Shared,
-        thread: usize,
+        control: Control<'a>,
         exchange: E,
     ) -> io::Result<Self> {
-        let connections: Vec<_> = (thread as u32..settings.connections)
-            .step_by(settings.threads)
-            .map(Connection::new)
-            .collect();
-        let schedule = settings.rate.map(|rate| {
-            let own_rate = rate * connections.len() as f64 / f64::from(settings.connections);
-            Schedule::new(
-                connections.len(),
-                1e9 / own_rate,
-                settings.seed ^ thread as u64,
-            )
-        });
+        let connections: Vec<_> = (0..settings.connections).map(Connection::new).collect();
+        let schedule = settings
+            .rate
+            .map(|rate| Schedule::new(connections.len(), 1e9 / rate, settings.seed));
         Ok(Self {
             settings,
             shared,
+            control,
             exchange,
-            thread,
             epoll: Epoll::new()?,
             starts_ns: vec![0; connections.len() * settings.pipeline as usize],
             connections,
@@ -111,34 +93,29 @@ impl<'a, E: Exchange> Worker<'a, E> {
             begun: 0,
             connecting: 0,
             begun_ns: 0,
-            tried: 0,
-            ready: false,
-            drained: false,
             in_flight: 0,
             in_flight_since_ns: 0,
-            completed: 0,
+            progress: Progress::default(),
             measured: Measured::default(),
         })
     }
 
-    /// Runs until the phase is [`Phase::Over`]. The first thread controls the run, the others follow.
-    pub(crate) fn run(mut self, mut control: Option<&mut Control<'_>>) -> io::Result<Measured> {
+    /// Runs until the phase is [`Phase::Over`].
+    pub(crate) fn run(mut self) -> io::Result<(Measured, Record)> {
         let mut buffer = vec![0; READ_BYTES];
         let mut events = [NO_EVENT; EVENTS_PER_TURN];
         let mut next_tick_ns = now_ns() + TICK_NS;
         let mut now = now_ns();
         let mut idle_since_ns = now;
         loop {
-            self.publish();
-            if let Some(control) = &mut control {
-                // Send what is due first, so that no request that is due in the window is left out.
-                now = self.send_due(now);
-                now = control.advance(now);
-            }
+            // Send what is due first, so that no request that is due in the window is left out.
+            now = self.send_due(now);
+            self.progress.alive = self.measured.alive + self.connecting as u64;
+            now = self.control.advance(now, &self.progress);
             match self.shared.phase() {
                 Phase::Connecting => self.connect_some(now),
                 Phase::Window if E::ONE_WAY && !self.measuring => self.begin_measuring(),
-                Phase::WarmUp | Phase::Window if self.shared.is_finishing() => self.drain(),
+                Phase::WarmUp | Phase::Window if self.control.finishing => self.drain(),
                 Phase::WarmUp | Phase::Window if !self.sending => self.begin_sending(),
                 Phase::WarmUp | Phase::Rest | Phase::Window => {}
                 Phase::Drain => self.drain(),
@@ -148,11 +125,8 @@ impl<'a, E: Exchange> Worker<'a, E> {
                 self.tick(now);
                 next_tick_ns = now + TICK_NS;
             }
-            let mut until_ns = next_tick_ns;
-            if let Some(control) = &control {
-                until_ns = until_ns.min(control.deadline_ns);
-            }
-            if !self.sending || self.drained {
+            let mut until_ns = next_tick_ns.min(self.control.deadline_ns);
+            if !self.sending || self.progress.drained {
                 let resting = self.shared.phase() == Phase::Rest;
                 until_ns = until_ns.min(now + if resting { REST_NS } else { IDLE_NS });
             }
@@ -187,15 +161,10 @@ impl<'a, E: Exchange> Worker<'a, E> {
                 // A poll that finds something counts as work, sleeping does not.
                 let asleep = !matches!(wait, Wait::Poll);
                 let since_ns = if asleep { woken_ns } else { waiting_ns };
-                let begin_ns = self.shared.window_begin_ns();
+                let begin_ns = self.control.window_begin_ns;
                 self.measured.busy_ns += now.saturating_sub(since_ns.max(begin_ns));
             }
         }
-    }
-
-    fn publish(&self) {
-        let alive = self.measured.alive + self.connecting as u64;
-        self.shared.publish(self.thread, self.completed, alive);
     }
 
     // --- connecting ---
@@ -204,11 +173,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
         if self.begun == 0 {
             self.begun_ns = now;
         }
-        let tried = self.begun as u64 - self.connecting as u64 - self.in_flight;
-        self.shared
-            .connections_tried
-            .fetch_add(tried - self.tried, Ordering::Relaxed);
-        self.tried = tried;
+        self.progress.tried = self.begun as u64 - self.connecting as u64 - self.in_flight;
         while self.begun < self.connections.len() {
             let shortest_ns = u64::from(self.settings.connections) * BETWEEN_CONNECTIONS_NS;
             let ramp_ns = self.settings.ramp_ns.max(shortest_ns);
@@ -217,7 +182,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
                 return;
             }
             let number = u64::from(self.connections[self.begun].number);
-            if number >= self.shared.connections_allowed.load(Ordering::Relaxed) {
+            if number >= self.control.connections_allowed {
                 // The ramp goes on from here when this step's memory has been read.
                 self.begun_ns = now.saturating_sub((ramp_ns as f64 * part) as u64);
                 return;
@@ -225,11 +190,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
             self.begun += 1;
             self.open(self.begun - 1);
         }
-        if self.connecting == 0 && self.in_flight == 0 && !self.ready {
-            self.ready = true;
-            self.publish();
-            self.shared.threads_ready.fetch_add(1, Ordering::SeqCst);
-        }
+        self.progress.ready = self.connecting == 0 && self.in_flight == 0;
     }
 
     /// Begins to open a connection.
@@ -392,14 +353,9 @@ impl<'a, E: Exchange> Worker<'a, E> {
 
     fn begin_sending(&mut self) {
         self.sending = true;
-        self.drained = false;
-        let begin_ns = self.shared.sending_begin_ns.load(Ordering::Acquire);
+        self.progress.drained = false;
         if let Some(schedule) = &mut self.schedule {
-            // The schedules of the threads are staggered, so that their sum is even, too.
-            schedule.begin(
-                begin_ns
-                    + (schedule.gap_ns / self.settings.threads as f64 * self.thread as f64) as u64,
-            );
+            schedule.begin(self.control.sending_begin_ns);
             return;
         }
         for index in 0..self.connections.len() {
@@ -430,7 +386,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
                 // The time spent on the requests before it belongs to its lateness. The clock is read only if something is sent,
                 // because this loop must be faster than any rate.
                 now = now_ns();
-                if self.shared.counts(intended_ns) {
+                if self.control.counts(intended_ns) {
                     self.measured
                         .lateness
                         .record(now.saturating_sub(intended_ns));
@@ -486,8 +442,8 @@ impl<'a, E: Exchange> Worker<'a, E> {
     /// Adds the requests that were in flight since the last change to the integral, as far as that time was in the window.
     #[inline]
     fn count_in_flight(&mut self, now: u64) {
-        let from_ns = self.in_flight_since_ns.max(self.shared.window_begin_ns());
-        let until_ns = now.min(self.shared.window_end_ns());
+        let from_ns = self.in_flight_since_ns.max(self.control.window_begin_ns);
+        let until_ns = now.min(self.control.window_end_ns);
         self.measured.in_flight_ns +=
             u128::from(self.in_flight) * u128::from(until_ns.saturating_sub(from_ns));
         self.in_flight_since_ns = now;
@@ -529,7 +485,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
                     if E::ONE_WAY {
                         if counting {
                             let messages = |bytes: u64| bytes / request_bytes as u64;
-                            self.completed += messages(outstanding) - messages(before);
+                            self.progress.completed += messages(outstanding) - messages(before);
                         }
                         return;
                     }
@@ -762,7 +718,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
                     let message_bytes = self.exchange.request_bytes() as u64;
                     let before = connection.operations / message_bytes;
                     connection.operations += taken.bytes as u64;
-                    self.completed += connection.operations / message_bytes - before;
+                    self.progress.completed += connection.operations / message_bytes - before;
                 }
                 if self.sending && connection.unsent() == 0 && left <= self.outstanding_limit / 2 {
                     self.hold_stream(index, false);
@@ -816,7 +772,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
         if right {
             if counting {
                 connection.operations += 1;
-                self.completed += 1;
+                self.progress.completed += 1;
             }
             match &self.schedule {
                 // It also counts if it was sent before the window. Otherwise the longest latencies would be missing: the longer
@@ -828,7 +784,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
                 }
                 Some(schedule) => {
                     let intended_ns = schedule.intended_ns(index, sequence);
-                    if self.shared.counts(intended_ns) {
+                    if self.control.counts(intended_ns) {
                         self.measured.service.record(now - started_ns);
                         self.measured
                             .corrected
@@ -856,7 +812,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
         self.in_flight -= 1;
         if let Some(schedule) = &self.schedule {
             let intended_ns = schedule.intended_ns(index, lost.sequence);
-            if self.shared.counts(intended_ns) {
+            if self.control.counts(intended_ns) {
                 let waited_ns = now.saturating_sub(intended_ns);
                 self.measured.corrected.record(waited_ns);
                 self.measured.unfinished += 1;
@@ -1001,9 +957,6 @@ impl<'a, E: Exchange> Worker<'a, E> {
     /// Starts nothing new, and reports when everything is answered.
     fn drain(&mut self) {
         if self.sending {
-            // The first thread may have closed the window while this one didn't run. Requests that were due in it must still be
-            // sent.
-            self.send_due(self.shared.window_end_ns());
             self.sending = false;
             self.count_in_flight(now_ns());
             if E::ONE_WAY {
@@ -1020,13 +973,8 @@ impl<'a, E: Exchange> Worker<'a, E> {
         }
         let closing =
             |connection: &Connection<_>| connection.closing && connection.state == State::Open;
-        if !self.drained
-            && self.in_flight == 0
-            && self.connecting == 0
-            && !self.connections.iter().any(closing)
-        {
-            self.drained = true;
-            self.shared.threads_drained.fetch_add(1, Ordering::SeqCst);
+        if self.in_flight == 0 && self.connecting == 0 && !self.connections.iter().any(closing) {
+            self.progress.drained = true;
         }
     }
 
@@ -1035,15 +983,15 @@ impl<'a, E: Exchange> Worker<'a, E> {
         let Some(schedule) = &self.schedule else {
             return;
         };
-        let end_ns = self.shared.window_end_ns();
-        self.measured.due = schedule.count_between(self.shared.window_begin_ns(), end_ns);
+        let end_ns = self.control.window_end_ns;
+        self.measured.due = schedule.count_between(self.control.window_begin_ns, end_ns);
         for (index, connection) in self.connections.iter().enumerate() {
             let mut sequence = connection.answered;
             while sequence != connection.due {
                 let intended_ns = schedule.intended_ns(index, sequence);
                 let in_flight = sequence.wrapping_sub(connection.answered) < connection.in_flight();
                 let waited_until_ns = if in_flight { now } else { end_ns };
-                if self.shared.counts(intended_ns) {
+                if self.control.counts(intended_ns) {
                     self.measured
                         .corrected
                         .record(waited_until_ns.saturating_sub(intended_ns));
@@ -1054,7 +1002,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
         }
     }
 
-    fn finish(mut self, now: u64) -> Measured {
+    fn finish(mut self, now: u64) -> (Measured, Record) {
         self.count_unfinished(now);
         let unit = if E::STREAMING {
             self.exchange.request_bytes() as u64
@@ -1067,6 +1015,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
             .filter(|connection| connection.opened)
             .map(|connection| connection.operations / unit)
             .collect();
-        self.measured
+        self.measured.operations.sort_unstable();
+        (self.measured, self.control.record)
     }
 }

@@ -168,7 +168,7 @@ def main() -> None:
         if options.workload == "discard" else None,
         "fairness": {"min": 1, "p5": 1, "median": 1, "p95": 1, "max": 1, "jain": 1.0},
         "littles_law": None if options.rate else {"in_flight_average": asked, "expected": asked, "ratio": 1.0},
-        "client": {"cpu_ns": 1000, "cpu_fraction": 0.4, "threads": 1, "max_loop_ns": 1000},
+        "client": {"cpu_ns": 1000, "cpu_fraction": 0.4, "max_loop_ns": 1000},
         "server": server_of(operations, cost, asked),
     }  # fmt: skip
     if options.steps:

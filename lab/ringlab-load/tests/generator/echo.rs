@@ -23,12 +23,12 @@ fn options<'a>(first: &[&'a str], rest: &[&'a str]) -> Vec<&'a str> {
 #[test]
 fn a_right_server_has_no_failures_whatever_the_frames() {
     let address = echo_server();
-    for (size, connections, pipeline, threads) in [
-        ("1", "1", "1", "1"),
-        ("1024", "50", "1", "1"),
-        ("15", "7", "5", "3"),
-        ("70000", "10", "4", "2"),
-        ("3000000", "2", "1", "1"),
+    for (size, connections, pipeline) in [
+        ("1", "1", "1"),
+        ("1024", "50", "1"),
+        ("15", "7", "5"),
+        ("70000", "10", "4"),
+        ("3000000", "2", "1"),
     ] {
         let load = [
             "--size",
@@ -37,8 +37,6 @@ fn a_right_server_has_no_failures_whatever_the_frames() {
             connections,
             "--pipeline",
             pipeline,
-            "--threads",
-            threads,
         ];
         let result = flawless("echo", address, &options(&BRIEFLY, &load));
         let figure = |name: &str| result[name].as_f64().unwrap();
@@ -46,7 +44,7 @@ fn a_right_server_has_no_failures_whatever_the_frames() {
         let connections: u64 = connections.parse().unwrap();
         assert_eq!(result["connections"]["opened"], connections);
         assert_eq!(result["connections"]["alive_at_end"], connections);
-        // `asked` requests were in flight, or fewer where a thread of the generator came late into the window.
+        // `asked` requests were in flight, or fewer where the generator came late into the window.
         let in_flight = result["littles_law"]["expected"].as_f64().unwrap();
         let asked = connections as f64 * pipeline.parse::<f64>().unwrap();
         assert!(
@@ -59,23 +57,14 @@ fn a_right_server_has_no_failures_whatever_the_frames() {
 #[test]
 fn streams_come_back_whole() {
     let address = echo_server();
-    for threads in ["1", "2"] {
-        let load = [
-            "--mode",
-            "stream",
-            "--connections",
-            "5",
-            "--threads",
-            threads,
-        ];
-        let result = flawless("echo", address, &options(&BRIEFLY, &load));
-        assert!(result["latency"]["service"].is_null());
-        assert_eq!(result["connections"]["alive_at_end"], 5);
-        let messages = result["operations"].as_f64().unwrap();
-        let bytes = result["bytes_in"].as_f64().unwrap();
-        // Each connection's last message may be incomplete.
-        assert!((bytes / 11.0 - messages).abs() <= 5.0, "{result}");
-    }
+    let load = ["--mode", "stream", "--connections", "5"];
+    let result = flawless("echo", address, &options(&BRIEFLY, &load));
+    assert!(result["latency"]["service"].is_null());
+    assert_eq!(result["connections"]["alive_at_end"], 5);
+    let messages = result["operations"].as_f64().unwrap();
+    let bytes = result["bytes_in"].as_f64().unwrap();
+    // Each connection's last message may be incomplete.
+    assert!((bytes / 11.0 - messages).abs() <= 5.0, "{result}");
 }
 
 #[test]
@@ -233,16 +222,14 @@ fn a_dropped_connection_is_named_and_the_others_go_on() {
 #[test]
 fn a_server_that_closes_every_connection_at_once_is_not_one_that_refuses() {
     let address = server(|_, _| Ok(()));
-    for threads in ["1", "3"] {
-        let load = ["--connections", "4", "--threads", threads];
-        let result = result("echo", address, &options(&ENDLESS, &load));
-        assert_eq!(result["connections"]["opened"], 4, "{result}");
-        assert_eq!(result["connections"]["alive_at_end"], 0);
-        assert_eq!(result["ended_early"], "no connection was left");
-        assert!(result["void"].is_string());
-        let count = |kind: &str| result["errors"][kind]["count"].as_u64().unwrap_or(0);
-        assert_eq!(count("closed") + count("reset"), 4, "{result}");
-    }
+    let load = ["--connections", "4"];
+    let result = result("echo", address, &options(&ENDLESS, &load));
+    assert_eq!(result["connections"]["opened"], 4, "{result}");
+    assert_eq!(result["connections"]["alive_at_end"], 0);
+    assert_eq!(result["ended_early"], "no connection was left");
+    assert!(result["void"].is_string());
+    let count = |kind: &str| result["errors"][kind]["count"].as_u64().unwrap_or(0);
+    assert_eq!(count("closed") + count("reset"), 4, "{result}");
 }
 
 #[test]
@@ -363,7 +350,7 @@ fn a_stream_is_held_back_until_a_server_that_lags_has_caught_up() {
     let (address, streams) = lagging_server(Duration::from_millis(500));
     // More bytes than may be outstanding.
     let messages = "60000000";
-    let load = ["--mode", "stream", "--connections", "2", "--threads", "2"];
+    let load = ["--mode", "stream", "--connections", "2"];
     let load = options(&load, &["--max-operations", messages]);
     let result = flawless("echo", address, &options(&ENDLESS, &load));
     assert_eq!(result["connections"]["alive_at_end"], 2);

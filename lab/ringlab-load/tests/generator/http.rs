@@ -17,12 +17,7 @@ const NS_PER_MS: u64 = 1_000_000;
 #[test]
 fn a_right_server_has_no_failures_in_either_loop() {
     let address = http_server(|_, _| (RIGHT_RESPONSE.to_owned(), Answer::Sent));
-    for more in [
-        &[][..],
-        &["--pipeline", "9", "--threads", "2"],
-        &["--rate", "500"],
-        &["--rate", "500", "--threads", "3"],
-    ] {
+    for more in [&[][..], &["--pipeline", "9"], &["--rate", "500"]] {
         let result = flawless("http", address, &[&BRIEFLY[..], more].concat());
         assert_eq!(result["connections"]["alive_at_end"], 5);
     }
@@ -150,32 +145,12 @@ fn a_connection_that_is_not_closed_as_announced_is_told() {
 fn a_rate_beyond_all_servers_ends_in_time_and_counts_all_that_was_due() {
     let address = http_server(|_, _| (RIGHT_RESPONSE.to_owned(), Answer::Sent));
     // Without optimisation, and without the CPU, the generator counts for a long time what was due meanwhile.
-    let load = ["--rate", "1000000", "--threads", "2"];
+    let load = ["--rate", "1000000"];
     let result = flawless("http", address, &[&BRIEFLY[..], &load].concat());
     let due = result["open_loop"]["due"].as_f64().unwrap();
     let expected = 1e6 * result["window_s"].as_f64().unwrap();
     assert!((due - expected).abs() <= 4.0, "{result}");
     assert_eq!(result["latency"]["corrected"]["count"], due as u64);
-}
-
-#[test]
-fn what_is_due_on_many_threads_of_one_cpu_is_due_nevertheless() {
-    let address = http_server(|_, _| (RIGHT_RESPONSE.to_owned(), Answer::Sent));
-    let load = [
-        "--rate",
-        "50000",
-        "--threads",
-        "16",
-        "--cpu",
-        "0",
-        "--connections",
-        "16",
-    ];
-    let result = flawless("http", address, &[&BRIEFLY[..4], &load].concat());
-    let due = result["open_loop"]["due"].as_f64().unwrap();
-    let expected = 50_000.0 * result["window_s"].as_f64().unwrap();
-    // One more or less for each thread.
-    assert!((due - expected).abs() <= 17.0, "{expected} {result}");
 }
 
 /// A server that answers `ok`, with status 200 to requests that are right, judged by their text and the server's port, and else with 404.

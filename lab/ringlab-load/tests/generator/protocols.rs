@@ -274,7 +274,7 @@ fn echoes_through_tls_are_checked() {
         &["--size", "1"],
         &["--size", "70000"],
         &["--size", "1000000"],
-        &["--size", "1024", "--pipeline", "3", "--threads", "2"],
+        &["--size", "1024", "--pipeline", "3"],
         &["--churn"],
     ];
     for load in loads {

@@ -44,7 +44,7 @@ fn a_right_server_has_no_failures_whatever_the_load() {
     let loads: [&[&str]; 5] = [
         &["--size", "1", "--connections", "1"],
         &["--size", "100", "--connections", "20"],
-        &["--size", "1024", "--connections", "6", "--threads", "2"],
+        &["--size", "1024", "--connections", "6"],
         &["--size", "65507", "--connections", "1"],
         &["--size", "64", "--connections", "3", "--rate", "200"],
     ];

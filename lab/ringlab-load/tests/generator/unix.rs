@@ -52,7 +52,7 @@ fn a_right_server_has_no_failures_whatever_the_load() {
     let place = Place::serve(|stream| echo(stream, |_| ()));
     let loads: [&[&str]; 6] = [
         &["--size", "1", "--connections", "1"],
-        &["--size", "1024", "--connections", "50", "--threads", "2"],
+        &["--size", "1024", "--connections", "50"],
         &["--size", "500000", "--connections", "3", "--pipeline", "2"],
         &["--connections", "5", "--rate", "200"],
         &["--connections", "5", "--churn"],

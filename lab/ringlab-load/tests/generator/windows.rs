@@ -74,50 +74,48 @@ fn start(workload: &str, address: &str, options: &[&str]) -> Generator {
 
 #[test]
 fn nothing_is_sent_between_windows_and_everything_in_them_counts() {
-    for threads in ["1", "3"] {
-        let messages = Arc::new(AtomicU64::new(0));
-        let counted = Arc::clone(&messages);
-        let address = message_server(64, move |_, _, _| {
-            counted.fetch_add(1, Ordering::SeqCst);
-            Answer::Sent
-        });
-        let load = ["--size", "64", "--connections", "6", "--threads", threads];
-        let mut generator = start("echo", &address.to_string(), &load);
-        assert_eq!(generator.event("connected")["connections"], 6);
-        generator.event("resting");
-        let mut before = messages.load(Ordering::SeqCst);
-        assert!(before > 0, "the warm-up");
-        let (mut operations, mut seconds) = (0, 0.0);
-        for _ in 0..3 {
-            generator.say(ONE);
-            generator.event("window_start");
-            let window = generator.event("window_end");
-            let now = messages.load(Ordering::SeqCst);
-            assert_eq!(window["operations"], now - before, "{window}");
-            assert!(window["seconds"].as_f64().unwrap() >= 0.1, "{window}");
-            assert!(window["cpu_ns"].is_null(), "{window}");
-            operations += now - before;
-            seconds += window["seconds"].as_f64().unwrap();
-            before = now;
-        }
-        generator.stdin = None;
-        let result = generator.event("result");
-        assert_flawless(&result);
-        assert_eq!(messages.load(Ordering::SeqCst), before);
-        assert_eq!(result["operations"], operations, "{result}");
-        assert_eq!(
-            result["latency"]["service"]["count"], operations,
-            "{result}"
-        );
-        assert_eq!(result["windows"].as_array().unwrap().len(), 3, "{result}");
-        assert_eq!(result["bytes_in"], 64 * operations, "{result}");
-        assert_eq!(result["connections"]["alive_at_end"], 6, "{result}");
-        let window_s = result["window_s"].as_f64().unwrap();
-        assert!((window_s - seconds).abs() < 1e-6, "{result}");
-        let in_flight = result["littles_law"]["expected"].as_f64().unwrap();
-        assert!(in_flight > 0.0 && in_flight < 6.01, "{result}");
-        assert!(result["rest_s"].as_f64().unwrap() > 0.0, "{result}");
+    let messages = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&messages);
+    let address = message_server(64, move |_, _, _| {
+        counted.fetch_add(1, Ordering::SeqCst);
+        Answer::Sent
+    });
+    let load = ["--size", "64", "--connections", "6"];
+    let mut generator = start("echo", &address.to_string(), &load);
+    assert_eq!(generator.event("connected")["connections"], 6);
+    generator.event("resting");
+    let mut before = messages.load(Ordering::SeqCst);
+    assert!(before > 0, "the warm-up");
+    let (mut operations, mut seconds) = (0, 0.0);
+    for _ in 0..3 {
+        generator.say(ONE);
+        generator.event("window_start");
+        let window = generator.event("window_end");
+        let now = messages.load(Ordering::SeqCst);
+        assert_eq!(window["operations"], now - before, "{window}");
+        assert!(window["seconds"].as_f64().unwrap() >= 0.1, "{window}");
+        assert!(window["cpu_ns"].is_null(), "{window}");
+        operations += now - before;
+        seconds += window["seconds"].as_f64().unwrap();
+        before = now;
     }
+    generator.stdin = None;
+    let result = generator.event("result");
+    assert_flawless(&result);
+    assert_eq!(messages.load(Ordering::SeqCst), before);
+    assert_eq!(result["operations"], operations, "{result}");
+    assert_eq!(
+        result["latency"]["service"]["count"], operations,
+        "{result}"
+    );
+    assert_eq!(result["windows"].as_array().unwrap().len(), 3, "{result}");
+    assert_eq!(result["bytes_in"], 64 * operations, "{result}");
+    assert_eq!(result["connections"]["alive_at_end"], 6, "{result}");
+    let window_s = result["window_s"].as_f64().unwrap();
+    assert!((window_s - seconds).abs() < 1e-6, "{result}");
+    let in_flight = result["littles_law"]["expected"].as_f64().unwrap();
+    assert!(in_flight > 0.0 && in_flight < 6.01, "{result}");
+    assert!(result["rest_s"].as_f64().unwrap() > 0.0, "{result}");
 }
 
 #[test]
