@@ -4,7 +4,7 @@ import itertools
 import math
 import statistics as averages
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from hdrh.histogram import HdrHistogram
@@ -38,32 +38,25 @@ HISTOGRAM_NS_MAX = 3_600_000_000_000
 HISTOGRAM_DIGITS = 3
 FLOORS = ("c-epoll", "c-io_uring")
 """Preferred baselines, if they take part and the user names none: they show what the kernel alone costs."""
-CONTROLS = ("asyncio-protocol", "asyncio", "asyncio-uvicorn")
-"""The same, where no floor takes part."""
-ASGI_CONTROLS = ("uvicorn-uvloop", "granian")
-"""The same among ASGI servers."""
-WSGI_CONTROLS = ("gunicorn-gthread", "granian-wsgi")
-"""The same among WSGI servers."""
-FILE_CONTROLS = ("files-blocking",)
-"""The same among libraries for files."""
+LOOPS = ("asyncio-protocol", "asyncio", "asyncio-uvicorn")
+CONTROLS = {
+    "loops": LOOPS,
+    "asgi": ("uvicorn-uvloop", "granian"),
+    "wsgi": ("gunicorn-gthread", "granian-wsgi"),
+    "files": ("files-blocking",),
+}
+"""The same by workload; the loops', where no floor takes part."""
 
 
 def summarize(cell: Cell, arms: Sequence[str]) -> list[Summary]:
     """Return the median of every figure that an arm has, with the rounds' extremes."""
     found = []
     for arm in arms:
-        samples = cell.measured(arm)
-        for key in dict.fromkeys(key for sample in samples for key in sample.figures):
-            values = [sample.figures[key] for sample in samples if key in sample.figures]
+        for key in dict.fromkeys(key for sample in cell.measured(arm) for key in sample.figures):
+            values = figures_of(cell, arm, key)
+            middle = averages.median(values)
             found.append(
-                Summary(
-                    arm=arm,
-                    metric=key,
-                    median=averages.median(values),
-                    low=min(values),
-                    high=max(values),
-                    rounds=len(values),
-                )
+                Summary(arm=arm, metric=key, median=middle, low=min(values), high=max(values), rounds=len(values))
             )
     return found
 
@@ -94,9 +87,10 @@ def compare(
 ) -> list[Comparison]:
     """Compare arms with a baseline in one metric, as one family; `copies` are second copies, by what they are copies of."""
     reference = series_of(cell, baseline, metric, copies)
+    series = {arm: series_of(cell, arm, metric, copies) for arm in arms}
     estimates = {}
     for arm in arms:
-        found = statistics.estimate(statistics.log_ratios(series_of(cell, arm, metric, copies), reference))
+        found = statistics.estimate(statistics.log_ratios(series[arm], reference))
         if found is not None:
             estimates[arm] = found
     members = zip(estimates, statistics.family(list(estimates.values()), len(estimates) + 1), strict=True)
@@ -104,7 +98,7 @@ def compare(
     for arm, member in members:
         bounds = bounds_of(cell, arm, metric, copies), bounds_of(cell, baseline, metric, copies)
         comparison = describe(metric, arm, baseline, member, floor, len(estimates), bounds)
-        comparison.ratios = statistics.ratios_by_round(series_of(cell, arm, metric, copies), reference)
+        comparison.ratios = statistics.ratios_by_round(series[arm], reference)
         comparisons.append(comparison)
     return comparisons
 
@@ -181,10 +175,8 @@ def side(standing: statistics.Standing, metric: Metric) -> results.ComparisonVer
 
 def sentence_of(comparison: Comparison, metric: Metric, *, bounded: bool = False) -> str:
     """Say in words what a comparison found."""
-    arm, baseline, ratio, low, high = (
-        getattr(comparison, name) for name in ("arm", "baseline", "ratio", "low", "high")
-    )
-    within = figures.compared(ratio, (low, high))
+    arm, baseline, low, high = comparison.arm, comparison.baseline, comparison.low, comparison.high
+    within = figures.compared(comparison.ratio, (low, high))
     if comparison.verdict == "tie":
         far = figures.percent(max(high, 1 / low, 1.001) - 1)
         return f"{arm} and {baseline} tie in {metric.title}: they differ by less than {far}"
@@ -215,9 +207,7 @@ def would_take(rounds: int | None) -> str:
 
 def choose_baseline(arms: Sequence[str], asked: str, workload: str) -> str:
     """Return the arm that the others are compared with: the one asked for, a floor, a control, or the first."""
-    by_workload = {"loops": CONTROLS, "asgi": ASGI_CONTROLS, "wsgi": WSGI_CONTROLS, "files": FILE_CONTROLS}
-    controls = by_workload.get(workload, (*FLOORS, *CONTROLS))
-    preferred = (asked, *controls)
+    preferred = (asked, *CONTROLS.get(workload, (*FLOORS, *LOOPS)))
     return next((arm for arm in preferred if arm in arms), arms[0])
 
 
@@ -279,10 +269,8 @@ def groups_of(cell: Cell, arms: Sequence[results.Arm], baseline: str) -> list[Gr
     copies = copies_of(cell, present)
     # But a copy of an arm that isn't shown competes with no other arm.
     ranked = [arm for arm in present if not arm.repeats or arm.repeats in names]
-    return [
-        analyse_group(cell, name, members, baseline, copies)
-        for name, members in (group_arms(cell, ranked).items() if ranked else ())
-    ]
+    groups = group_arms(cell, ranked) if ranked else {}
+    return [analyse_group(cell, name, members, baseline, copies) for name, members in groups.items()]
 
 
 def again(cell: Cell, metric: Metric, copies: Mapping[str, str]) -> statistics.Estimate | None:
@@ -382,7 +370,13 @@ class Headline:
             if found is not None:
                 pairs[first, second] = found
         members = statistics.family(list(pairs.values()), len(self.arms))
-        self.pairs = dict(zip(pairs, members, strict=True))
+        self.comparisons = len(pairs)
+        self.pairs: dict[tuple[str, str], statistics.Member] = {}
+        """By two arms: what the ratio of the first to the second is."""
+        for (first, second), member in zip(pairs, members, strict=True):
+            turned = replace(member.estimate, log_ratio=-member.estimate.log_ratio)
+            self.pairs[second, first] = member
+            self.pairs[first, second] = replace(member, estimate=turned)
 
     def bounds(self, arm: str) -> frozenset[Bound]:
         """Return in which directions an arm's figure is only a bound."""
@@ -390,25 +384,11 @@ class Headline:
 
     def standing(self, arm: str, other: str) -> results.ComparisonVerdict:
         """Return how an arm compares with another one."""
-        pair = (other, arm) if (other, arm) in self.pairs else (arm, other)
-        if pair not in self.pairs:
+        member = self.pairs.get((arm, other))
+        if member is None:
             return "cannot tell"
-        member = self.pairs[pair]
         standing = statistics.judge(member.estimate, member.p_adjusted, self.floor)
-        found = side(within_bounds(standing, *(self.bounds(each) for each in reversed(pair))), self.cell.primary)
-        turned: dict[results.ComparisonVerdict, results.ComparisonVerdict] = {"better": "worse", "worse": "better"}
-        return found if pair == (other, arm) else turned.get(found, found)
-
-    def ratio(self, arm: str, other: str) -> tuple[float, float, float] | None:
-        """Return the ratio of an arm to another one, and the interval that its verdict rests on."""
-        if (other, arm) in self.pairs:
-            member = self.pairs[other, arm]
-            return member.estimate.ratio, *member.interval
-        if (arm, other) in self.pairs:
-            member = self.pairs[arm, other]
-            low, high = member.interval
-            return 1 / member.estimate.ratio, 1 / high, 1 / low
-        return None
+        return side(within_bounds(standing, self.bounds(arm), self.bounds(other)), self.cell.primary)
 
     def ranks(self) -> list[Rank]:
         """Return the best and the worst rank that each arm may have."""
@@ -456,30 +436,29 @@ class Headline:
 
     def apart(self, near: Sequence[str], best: str) -> str:
         """Say how far the arms near the best one may be from it."""
-        found = [self.ratio(arm, best) for arm in near]
-        far = max((max(each[2], 1 / each[1]) for each in found if each is not None), default=math.inf)
-        return (
-            f", but one of up to {figures.percent(far - 1)} is possible" if far < TOLD_MAX and None not in found else ""
-        )
+        found = [self.pairs[arm, best].interval if (arm, best) in self.pairs else (0.0, math.inf) for arm in near]
+        far = max(max(high, 1 / max(low, 1 / TOLD_MAX)) for low, high in found)
+        return f", but one of up to {figures.percent(far - 1)} is possible" if far < TOLD_MAX else ""
 
     def behind(self, arm: str, best: str, verb: str, *, whole: bool) -> str:
         """Say how far an arm is from the best one, on request with the interval."""
-        found = self.ratio(arm, best)
-        if found is None:
+        member = self.pairs.get((arm, best))
+        if member is None:
             return ""
-        told = figures.compared(found[0], found[1:], whole=whole)
-        return f" {verb} {told.replace(' times', ' times as much') if found[0] >= figures.TIMES_FROM else told}"
+        ratio = member.estimate.ratio
+        told = figures.compared(ratio, member.interval, whole=whole)
+        return f" {verb} {told.replace(' times', ' times as much') if ratio >= figures.TIMES_FROM else told}"
 
     def more(self, near: Sequence[str], best: str) -> tuple[int | None, str]:
         """Return how many rounds would tell the best arm from those near it, and say so."""
         open_ones = [arm for arm in near if self.standing(arm, best) != "tie"]
-        members = [self.pairs[best, arm] for arm in open_ones if (best, arm) in self.pairs]
+        members = [self.pairs[arm, best] for arm in open_ones if (arm, best) in self.pairs]
         if len(members) < len(open_ones):
             return None, "; not all have a round in common"
         bounded = [arm for arm in (best, *open_ones) if self.bounds(arm)]
         if bounded:
             return None, f"; only bounds are known of {some_of(bounded)}"
-        counts = [statistics.rounds_needed(each.estimate, self.floor, len(self.pairs)) for each in members]
+        counts = [statistics.rounds_needed(each.estimate, self.floor, self.comparisons) for each in members]
         finite = [each for each in counts if each is not None]
         if finite and None in counts:
             return None, f"; about {max(finite):,} rounds would tell {len(finite)} of these {len(counts)}"
@@ -491,7 +470,8 @@ def curves(cell: Cell, arms: Sequence[str]) -> list[Curve]:
     """Return the latency by percentile of each arm, with the histograms of its rounds added up."""
     found = []
     for arm in arms:
-        for kind in ("service", "corrected"):
+        kinds: tuple[Literal["service", "corrected"], ...] = ("service", "corrected")
+        for kind in kinds:
             encoded = [sample.histograms[kind] for sample in cell.measured(arm) if kind in sample.histograms]
             if not encoded:
                 continue
@@ -506,7 +486,7 @@ def curves(cell: Cell, arms: Sequence[str]) -> list[Curve]:
             shown = [each for each in CURVE_PERCENTILES if each == 100 or count * (1 - each / 100) >= CURVE_COUNT_MIN]
             values = merged.get_percentile_to_value_dict(shown)
             points = [[each, float(values.get(each, 0))] for each in shown]
-            found.append(Curve(arm=arm, kind="service" if kind == "service" else "corrected", points=points))
+            found.append(Curve(arm=arm, kind=kind, points=points))
     return found
 
 
@@ -633,9 +613,8 @@ def notes(cell: Cell, arms: Sequence[results.Arm]) -> list[str]:
             uncounted.setdefault(calls.text, []).append(calls.arm)
     found += [f"the system calls of {some_of(names)} weren't counted: {why}" for why, names in uncounted.items()]
     for arm in cell.arms:
-        held_back = [sample.figures for sample in cell.measured(arm) if sample.figures.get("streams_held_back")]
-        if held_back:
-            behind = max(each["stream_outstanding_bytes"] for each in held_back) / 1e6
+        if any(figures_of(cell, arm, "streams_held_back")):
+            behind = max(figures_of(cell, arm, "stream_outstanding_bytes")) / 1e6
             found.append(
                 f"{arm} lagged {figures.significant(behind)} MB behind on a connection: sending was held back until half of that had"
                 " come back"
