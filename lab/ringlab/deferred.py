@@ -3,7 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["jinja2", "jsonschema", "np"]
+__all__ = ["jinja2", "jsonschema", "np", "special"]
 
 
 class Deferred:
@@ -23,5 +23,6 @@ if TYPE_CHECKING:
     import jinja2
     import jsonschema
     import numpy as np
+    from scipy import special
 else:
-    jinja2, jsonschema, np = map(Deferred, ("jinja2", "jsonschema", "numpy"))
+    jinja2, jsonschema, np, special = map(Deferred, ("jinja2", "jsonschema", "numpy", "scipy.special"))

@@ -25,14 +25,12 @@ lab/tests/test_error_rates.py simulates runs with noise of several kinds, and co
 from __future__ import annotations
 
 import functools
-import importlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from types import ModuleType
 from typing import TYPE_CHECKING, Literal, TypeGuard
 
-from ringlab.deferred import np
+from ringlab.deferred import np, special
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -299,31 +297,25 @@ def rounds_needed(found: Estimate, floor: float, comparisons: int = 1) -> int | 
     return None
 
 
-@functools.cache
-def special() -> ModuleType:
-    """Return scipy.special, which takes a quarter of a second to import: only what compares figures waits for it."""
-    return importlib.import_module("scipy.special")
-
-
 def student_tail(t: float, freedom: float) -> float:
     """Return the probability that Student's t with these degrees of freedom is greater than `t`, which is at least 0."""
-    return float(special().stdtr(freedom, -t))
+    return float(special.stdtr(freedom, -t))
 
 
 @functools.cache
 def student_quantile(probability: float, freedom: float) -> float:
     """Return what Student's t stays below with this probability, of 0.5 to 1."""
-    return float(special().stdtrit(freedom, probability))
+    return float(special.stdtrit(freedom, probability))
 
 
 def digamma(x: float) -> float:
     """Return the derivative of log-gamma."""
-    return float(special().digamma(x))
+    return float(special.digamma(x))
 
 
 def trigamma(x: float) -> float:
     """Return the derivative of digamma, which is Hurwitz's zeta function of 2 (DLMF 25.11.12)."""
-    return float(special().zeta(2, x))
+    return float(special.zeta(2, x))
 
 
 def inverse_trigamma(value: float) -> float:
@@ -335,7 +327,7 @@ def inverse_trigamma(value: float) -> float:
     x = 0.5 + 1 / value
     for _ in range(50):
         found = trigamma(x)
-        step = found * (1 - found / value) / (-2 * float(special().zeta(3, x)))
+        step = found * (1 - found / value) / (-2 * float(special.zeta(3, x)))
         x += step
         if abs(step) < 1e-12 * x:
             break

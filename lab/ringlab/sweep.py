@@ -76,10 +76,14 @@ class Search:
         return [point for point in self.points if point.offered_per_s == FLOOR_PER_S]
 
     @property
+    def kept(self) -> list[RatePoint]:
+        """Those that the server kept up with."""
+        return [point for point in self.floors if point.outcome == "floor"]
+
+    @property
     def floor_ns(self) -> float:
         """The lower p99 of the trials at the low rate that the server kept up with; of all, if it did with none."""
-        kept = [point for point in self.floors if point.outcome == "floor"]
-        return min(point.latency_ns_p99 for point in kept or self.floors)
+        return min(point.latency_ns_p99 for point in self.kept or self.floors)
 
     @property
     def highest_below(self) -> float:
@@ -103,7 +107,7 @@ class Search:
             rate
             for rate, points in outcomes.items()
             if not any(point.outcome in ("floor", "below") for point in points)
-            and (len(points) >= 2 or not needs_second(points[0]))
+            and (len(points) >= 2 or not kept_up(points[0]))
         ]
 
     def why_none(self) -> str:
@@ -111,10 +115,9 @@ class Search:
 
         A knee is where latencies rise, and at the low rate they have risen already: others have the CPU, or the server pauses.
         """
-        kept = [point for point in self.floors if point.outcome == "floor"]
-        if len(self.floors) < FLOOR_TRIALS or not kept:
+        if len(self.floors) < FLOOR_TRIALS or not self.kept:
             return ""
-        p50_ns, p99_ns = min(point.latency_ns_p50 for point in kept), self.floor_ns
+        p50_ns, p99_ns = min(point.latency_ns_p50 for point in self.kept), self.floor_ns
         if p99_ns <= KNEE_TIMES * p50_ns:
             return ""
         return (
@@ -130,7 +133,7 @@ class Search:
             return None
         last = self.points[-1]
         tried = sum(point.offered_per_s == last.offered_per_s for point in self.points)
-        if tried == 1 and last.outcome not in ("floor", "below") and needs_second(last):
+        if tried == 1 and last.outcome not in ("floor", "below") and kept_up(last):
             return last.offered_per_s
         low, high = self.highest_below, self.lowest_not_below
         if low == FLOOR_PER_S and high == math.inf:
@@ -153,11 +156,10 @@ class Search:
 
     def knee(self) -> Knee:
         """Return what was found."""
-        kept = [point for point in self.floors if point.outcome == "floor"]
-        if not kept:
+        if not self.kept:
             slow = self.floors[0]
             return Knee(FLOOR_PER_S, "at most", slow.latency_ns_p50, slow.latency_ns_p99)
-        floor_p50_ns = min(point.latency_ns_p50 for point in kept)
+        floor_p50_ns = min(point.latency_ns_p50 for point in self.kept)
         low, high = self.highest_below, self.lowest_not_below
         above = [point for point in self.points if point.offered_per_s == high]
         if not above or any(point.outcome == "limited" for point in above):
@@ -172,13 +174,8 @@ class Search:
 
 
 def kept_up(point: RatePoint) -> bool:
-    """Return whether nearly all operations were answered in the window."""
+    """Return whether nearly all operations were answered in the window: if so, the p99 may be high by chance."""
     return point.achieved_per_s >= KEPT_UP * point.offered_per_s
-
-
-def needs_second(point: RatePoint) -> bool:
-    """Return whether a point that isn't below the knee may be there by chance: the server kept up with the rate."""
-    return kept_up(point)
 
 
 def crossing(low: float, p99_low: float, high: float, p99_high: float, threshold: float) -> float:
