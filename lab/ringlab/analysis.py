@@ -613,8 +613,9 @@ def notes(cell: Cell, arms: Sequence[results.Arm]) -> list[str]:
             uncounted.setdefault(calls.text, []).append(calls.arm)
     found += [f"the system calls of {some_of(names)} weren't counted: {why}" for why, names in uncounted.items()]
     for arm in cell.arms:
-        if any(figures_of(cell, arm, "streams_held_back")):
-            behind = max(figures_of(cell, arm, "stream_outstanding_bytes")) / 1e6
+        held_back = [sample.figures for sample in cell.measured(arm) if sample.figures.get("streams_held_back")]
+        if held_back:
+            behind = max(each.get("stream_outstanding_bytes", 0.0) for each in held_back) / 1e6
             found.append(
                 f"{arm} lagged {figures.significant(behind)} MB behind on a connection: sending was held back until half of that had"
                 " come back"

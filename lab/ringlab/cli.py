@@ -164,9 +164,9 @@ measuring_options = together(
         help="How often every arm runs in each cell (default: 9; --publish: 15).",
     ),
     click.option(
-        "--seconds", type=click.FloatRange(0.05, 3600), help="Length of a sample (default: 2; --publish: 10)."
+        "--seconds", type=session.Duration(0.05, 3600), help="Length of a sample (default: 2; --publish: 10)."
     ),
-    click.option("--minutes", type=click.FloatRange(0.1, 1440), help="With --quick: how long measuring may take."),
+    click.option("--minutes", type=session.Duration(0.1, 1440), help="With --quick: how long measuring may take."),
     seed_option,
     click.option(
         "--workers", type=click.IntRange(1, 1024), default=1, show_default=True, help="Workers of each server."
@@ -338,7 +338,7 @@ RESULT_FILE_OPTIONS = ("fail_if", "control", "every_metric", "csv")
 )
 @click.option(
     "--csv",
-    type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
+    type=click.Path(path_type=Path, dir_okay=False),
     help="Files: write the verdicts as CSV.",
 )
 @measuring_options
@@ -421,7 +421,7 @@ def compare(arms: tuple[str, str], source: Path | None, what: tuple[str, ...], *
 )
 @click.option(
     "--seconds",
-    type=click.FloatRange(0.05, 3600),
+    type=session.Duration(0.05, 3600),
     default=1.0,
     show_default=True,
     help="The measured window of a sample.",

@@ -85,7 +85,13 @@ def git(repository: Path, *words: str) -> str:
     """Run git and return what it printed; raise Refused."""
     if shutil.which("git") is None:
         raise Refused("guard needs git: apt-get install git")
-    done = subprocess.run(["git", "-C", str(repository), *words], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["git", "-C", str(repository), *words],
+        capture_output=True,
+        encoding="utf-8",
+        errors="surrogateescape",
+        check=False,
+    )
     if done.returncode != 0:
         raise Refused(f"git {' '.join(words)}: {manifest.last_line(done.stderr)}")
     return done.stdout.strip()
@@ -102,7 +108,7 @@ def check_out(repository: Path, side: str, name: str) -> Revision:
     # Not within the repository: builds look for settings and packages in the folders around them.
     known_by = hashlib.sha256(os.fsencode(repository.resolve())).hexdigest()[:8]
     worktree = sources.cache().resolve() / "guard" / f"{repository.resolve().name}-{known_by}" / commit[:12]
-    known = git(repository, "worktree", "list", "--porcelain").splitlines()
+    known = git(repository, "worktree", "list", "--porcelain").split("\n")
     if f"worktree {worktree}" not in known or not (worktree / ".git").exists():
         # One may be left of a repository that was deleted, and cloned again to the same place.
         shutil.rmtree(worktree, ignore_errors=True)
@@ -137,7 +143,10 @@ def choose(revision: Revision, selectors: Sequence[str]) -> list[manifest.Arm]:
     """Return the arms that are asked for, which run a revision's code."""
     broken: dict[str, str] = {}
     builds = revision.worktree.with_name(f"{revision.worktree.name}-targets")
-    arms = manifest.discover(revision.worktree / "lab" / "targets", builds, revision.python, broken)
+    folder = revision.worktree / "lab" / "targets"
+    if not folder.is_dir():
+        raise Refused(f"{revision.name} has no lab/targets: choose a later revision, or name a server with --start")
+    arms = manifest.discover(folder, builds, revision.python, broken)
     return [at(revision, arm) for arm in selection.choose(arms, selectors, broken)]
 
 

@@ -61,10 +61,7 @@ def compare_files(
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file that was asked for; `-` is the standard output."""
-    if str(path) == "-":
-        click.echo(text, nl=False)
-        return
+    """Write a file that was asked for."""
     try:
         results.write_text(path, text)
     except OSError as error:

@@ -510,7 +510,9 @@ def run_build(
     deadline = time.monotonic() + limit_s
     tell(shown)
     told, ended = "", False
-    with log.open("w+b", buffering=0) as kept:
+    log.write_bytes(b"")
+    # A step that opens /dev/stderr anew writes at an offset of its own: whoever appends overwrites nothing.
+    with log.open("a+b", buffering=0) as kept:
         begin = kept.write(f"$ {shown}\n".encode(errors=ANY_BYTES))
         process = guarded.Guarded(
             list(words),

@@ -304,7 +304,7 @@ def render(report: Report, result: Result, workers: int, seconds: float | None, 
 @click.argument("name", type=click.Choice(sorted(REPORTS)), metavar=f"[{'|'.join(sorted(REPORTS))}]")
 @click.option("--quick", is_flag=True, help=f"{QUICK_ROUNDS} rounds of {QUICK_SECONDS:g} s, for a first look.")
 @click.option("--rounds", type=click.IntRange(1, 1000), help=f"How often every arm runs in each cell ({ROUNDS}).")
-@click.option("--seconds", type=click.FloatRange(0.05, 3600), help="Length of a sample (default: the report's own).")
+@click.option("--seconds", type=session.Duration(0.05, 3600), help="Length of a sample (default: the report's own).")
 @click.option(
     "--workers",
     type=click.IntRange(1, 1024),

@@ -509,6 +509,8 @@ class Result:
             raise ResultError(f"cannot read {path}: {error.strerror}") from None
         except ValueError as error:
             raise ResultError(f"{path} is not valid JSON: {error}") from None
+        except RecursionError:
+            raise ResultError(f"{path} is not a result of ringlab: it is nested too deeply") from None
         except ResultError as error:
             raise ResultError(f"{path} is not a result of ringlab: {error}") from None
 

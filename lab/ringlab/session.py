@@ -4,6 +4,7 @@ import datetime
 import fnmatch
 import functools
 import itertools
+import math
 import os
 import random
 import re
@@ -13,7 +14,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import click
 from rich.console import Console
 
 from ringlab import (
@@ -45,6 +48,17 @@ QUICK_MINUTES = 8.0
 QUICK_WINDOW_MIN = 0.5
 """The share of quick's window below which samples say too little."""
 BUDGET_S_MIN = 1.0
+
+
+class Duration(click.FloatRange):
+    """A number within a range. NaN is refused, because it cannot be compared."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return it."""
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value} is not a number", param, ctx)
+        return number
 
 
 def measure(

@@ -703,6 +703,7 @@ def test_what_cannot_go_on_is_refused(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (("--seconds", "nan"), "Invalid value for '--seconds': nan is not a number"),
         (("--seed", "-1"), "Invalid value for '--seed': -1 is not in the range"),
         (("--seed", str(1 << 64)), "Invalid value for '--seed'"),
         (("--targets", ","), "--targets ',' matches nothing; `ringlab targets` lists the targets"),

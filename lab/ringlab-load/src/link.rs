@@ -123,7 +123,8 @@ impl Tls {
         // What had no room in the buffer the last time.
         let mut filled = self.decrypted(plain)?;
         let mut more = true;
-        while filled == 0 && more {
+        // Until the socket says that it has nothing, or its end: it reports each only once.
+        while filled == 0 {
             let came = self.stream.read(encrypted)?;
             if came == 0 {
                 return Ok((0, false));
@@ -139,10 +140,7 @@ impl Tls {
             }
             more |= filled == plain.len();
         }
-        match filled {
-            0 => Err(ErrorKind::WouldBlock.into()),
-            _ => Ok((filled, more)),
-        }
+        Ok((filled, more))
     }
 
     fn decrypted(&mut self, plain: &mut [u8]) -> io::Result<usize> {

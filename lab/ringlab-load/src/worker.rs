@@ -640,6 +640,10 @@ impl<'a, E: Exchange> Worker<'a, E> {
                         return now;
                     }
                     self.send(index);
+                    // Sending may have found the connection broken, and opened it again.
+                    if self.connections[index].state != State::Open {
+                        return now;
+                    }
                     // Of several datagrams that have come, each call receives one.
                     if E::STREAMING || (!more && !ended && !E::DATAGRAMS) {
                         return now;
@@ -730,7 +734,7 @@ impl<'a, E: Exchange> Worker<'a, E> {
             let Some(answer) = taken.answer else {
                 continue;
             };
-            if answer.last && !connection.closing {
+            if answer.last && !connection.closing && !self.settings.idle {
                 connection.closing = true;
                 connection.since_ns = now;
             }
@@ -741,6 +745,10 @@ impl<'a, E: Exchange> Worker<'a, E> {
             }
             let right = answer.wrong.is_none();
             if let Some(failure) = answer.wrong {
+                if self.settings.idle {
+                    self.fail(index, failure);
+                    return false;
+                }
                 self.shared.fail(failure);
             }
             self.complete(index, now, counting, right);

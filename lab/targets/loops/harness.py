@@ -308,7 +308,11 @@ def serving(command: list[str]) -> Iterator[Server]:
             line = process.stdout.readline() if readable else b""
             if not line:
                 raise Failed(said(stderr) or f"the server didn't listen after {START_TIMEOUT_S:g} s")
-            yield Server(process, int(json.loads(line)["port"]), stderr)
+            try:
+                port = int(json.loads(line)["port"])
+            except (ValueError, KeyError, TypeError):
+                raise Failed(f"the server's first line says no port: {line[:100]!r}") from None
+            yield Server(process, port, stderr)
         finally:
             process.stdin.close()  # Which ends the server.
             try:
