@@ -544,10 +544,10 @@ def report_command(path: Path, kind: str) -> None:
         terminal.print_result(terminal.make_console(), result)
     elif kind == "html":
         name = file.resolve().parent.name if file.name == storage.RESULT_FILE else file.stem
-        click.echo(html.render(name, result).encode(), nl=False)
+        click.echo(html.render(name, result).encode(errors="backslashreplace"), nl=False)
     else:
         text = markdown.render(result) if kind == "markdown" else exports.result_csv(result)
-        click.echo(text.encode(), nl=False)
+        click.echo(text.encode(errors="backslashreplace"), nl=False)
 
 
 for command in (
