@@ -745,10 +745,6 @@ impl<'a, E: Exchange> Worker<'a, E> {
             }
             let right = answer.wrong.is_none();
             if let Some(failure) = answer.wrong {
-                if self.settings.idle {
-                    self.fail(index, failure);
-                    return false;
-                }
                 self.shared.fail(failure);
             }
             self.complete(index, now, counting, right);
