@@ -18,6 +18,7 @@ time.sleep(0.2)
 connection, _ = listener.accept()
 while data := connection.recv(65536):
     connection.sendall(data)
+time.sleep(600)
 """
 WORKER = os.path.join(os.path.dirname(__file__), "worker.py")
 LEAKED: list[bytearray] = []
