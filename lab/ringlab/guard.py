@@ -158,7 +158,7 @@ def started(revision: Revision, command: str, plans: Sequence[workloads.CellPlan
             f"--start starts a server, and {wrong[0]} loads none; measure http, echo, rtt, churn, sweep or stream"
         )
     try:
-        manifest.check_command("http", command)
+        manifest.check_command(manifest.PLACEHOLDERS["http"] | {"python"}, command)
     except ValueError as error:
         raise Refused(f"--start {error}") from None
     if "{port}" not in command:

@@ -4,6 +4,7 @@ A target is a folder with a `target.toml`; each of its variants is an arm. docs/
 """
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -14,7 +15,6 @@ import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import IO, Annotated, Any, Literal
 
@@ -83,15 +83,26 @@ def check_placeholders(allowed: Collection[str], text: str) -> None:
             raise ValueError(f"uses {{{name}}}, which is not a placeholder here; known: {known}")
 
 
-def check_command(kind: str, text: str) -> None:
-    """Raise ValueError for a command that can't be that of a program for this kind of work."""
+def check_command(allowed: Collection[str], text: str) -> None:
+    """Raise ValueError for a command that can't be split into words, or has placeholders that don't exist."""
     try:
         words = shlex.split(text)
     except ValueError as error:
         raise ValueError(f"can't be split into words: {error}") from None
     if not words:
         raise ValueError("is empty")
-    check_placeholders(PLACEHOLDERS_EVERYWHERE | PLACEHOLDERS[kind], text)
+    check_placeholders(allowed, text)
+
+
+def command_of(kind: str) -> Callable[[str], None]:
+    """Return the check of a command that starts a program for this kind of work."""
+    return functools.partial(check_command, PLACEHOLDERS_EVERYWHERE | PLACEHOLDERS[kind])
+
+
+def check_version(text: str) -> None:
+    """Raise ValueError for what isn't a version of Python."""
+    if not re.fullmatch(r"(3\.[0-9]+)?", text):
+        raise ValueError(f"must be a version like 3.14, not {text!r}")
 
 
 def check_name(name: str) -> None:
@@ -101,7 +112,7 @@ def check_name(name: str) -> None:
 
 
 Name = Annotated[str, check_name]
-Template = Annotated[str, partial(check_placeholders, PLACEHOLDERS_EVERYWHERE)]
+Template = Annotated[str, functools.partial(check_placeholders, PLACEHOLDERS_EVERYWHERE)]
 Count = Annotated[int, tables.at_least(0)]
 Timeout = Annotated[float, tables.at_least(0.1)]
 
@@ -113,7 +124,7 @@ class Detect:
     commands: tuple[Template, ...] = ()
     needs: Template = ""
     install: Template = ""
-    python: str = ""
+    python: Annotated[str, check_version] = ""
     """The only version of Python that `install` works for, as 3.14; empty where others do, too."""
 
     def __post_init__(self) -> None:
@@ -143,14 +154,14 @@ class Build:
 class Run:
     """The commands by kind, not yet expanded, and what they need."""
 
-    echo: Annotated[str, partial(check_command, "echo")] = ""
-    http: Annotated[str, partial(check_command, "http")] = ""
-    discard: Annotated[str, partial(check_command, "discard")] = ""
-    bind: Annotated[str, partial(check_command, "bind")] = ""
-    asgi: Annotated[str, partial(check_command, "asgi")] = ""
-    wsgi: Annotated[str, partial(check_command, "wsgi")] = ""
-    loops: Annotated[str, partial(check_command, "loops")] = ""
-    files: Annotated[str, partial(check_command, "files")] = ""
+    echo: Annotated[str, command_of("echo")] = ""
+    http: Annotated[str, command_of("http")] = ""
+    discard: Annotated[str, command_of("discard")] = ""
+    bind: Annotated[str, command_of("bind")] = ""
+    asgi: Annotated[str, command_of("asgi")] = ""
+    wsgi: Annotated[str, command_of("wsgi")] = ""
+    loops: Annotated[str, command_of("loops")] = ""
+    files: Annotated[str, command_of("files")] = ""
     environment: dict[str, Template] = field(default_factory=dict)
     warm_up_s: Annotated[float, tables.at_least(0)] = 0.0
 
@@ -416,14 +427,25 @@ class Presence:
     install: str = ""
 
 
+@functools.cache
+def python_version(python: str) -> str:
+    """Return the version of an interpreter as 3.14, or nothing where it doesn't run."""
+    words = [python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(words, capture_output=True, text=True, timeout=DETECT_TIMEOUT_S, check=False)
+        return done.stdout.strip()
+    return ""
+
+
 def detect_all(arm: Arm, cache: dict[tuple[str, str], Presence] | None = None) -> Presence:
     """Find out whether what an arm needs is here; `cache` spares asking the same twice."""
     cache = {} if cache is None else cache
     version = ""
     for detect in arm.detects:
         needs, install = arm.expand(detect.needs), arm.shell(detect.install)
-        if detect.python:
-            install = f"export RINGLAB_PYTHON=/path/to/python{detect.python}, and then: {install}"
+        if detect.python and detect.python != (has := python_version(arm.placeholders()["python"])):
+            there = f"/path/to/python{detect.python} (this one is {has or 'none'})"
+            install = f"export RINGLAB_PYTHON={there}, and then: {install}"
         for text in detect.commands:
             command = arm.shell(text)
             key = (str(arm.folder), command)
@@ -511,7 +533,7 @@ def run_build(
     tell(shown)
     told, ended = "", False
     log.write_bytes(b"")
-    # A step that opens /dev/stderr anew writes at an offset of its own: whoever appends overwrites nothing.
+    # Appended to, because a step that opens /dev/stderr again writes at an offset of its own.
     with log.open("a+b", buffering=0) as kept:
         begin = kept.write(f"$ {shown}\n".encode(errors=ANY_BYTES))
         process = guarded.Guarded(

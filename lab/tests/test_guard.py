@@ -234,7 +234,7 @@ def test_a_server_that_does_not_start_any_more_is_told(somebodys: Somebodys) -> 
     ("words", "message"),
     [
         (("--start", "./server"), "--start must say where the port goes that the server shall listen on"),
-        (("--start", "./server {port} {prot}"), "--start uses {prot}, which is not a placeholder here; known: {build}"),
+        (("--start", "./server {port} {prot}"), "--start uses {prot}, which is not a placeholder here; known: {host}"),
         (("--start", "./server {port} '"), "--start can't be split into words: No closing quotation"),
         (("--start", "./server {port} {"), "--start has an unbalanced brace"),
         (("--start", "./server {port}", "bind/listen/1"), "--start starts a server, and bind/listen/1 loads none"),
