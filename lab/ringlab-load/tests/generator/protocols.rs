@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::{env, fs, process};
+use std::time::Duration;
+use std::{env, fs, process, thread};
 
 use crate::common::{
     Answer, RIGHT_RESPONSE, assert_only_failure, echo, flawless, http_server, result, run, server,
@@ -231,6 +232,23 @@ fn tls_server(response: &'static str, protocol: &'static str) -> SocketAddr {
     })
 }
 
+/// Answers a request on each connection, and then ends it: TLS's end and TCP's come in one packet, when the answer has been read.
+fn tls_server_that_closes() -> SocketAddr {
+    let (config, _) = tls_config(&["http/1.1"]);
+    server(move |stream, _| {
+        let session = rustls::ServerConnection::new(Arc::clone(&config)).unwrap();
+        let mut stream = rustls::StreamOwned::new(session, stream);
+        head_of(&mut stream)?;
+        stream.write_all(
+            b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 13\r\n\r\nHello, World!",
+        )?;
+        thread::sleep(Duration::from_millis(20));
+        socket2::SockRef::from(&stream.sock).set_tcp_cork(true)?;
+        stream.conn.send_close_notify();
+        stream.flush()
+    })
+}
+
 /// Sends back everything, after `change` has seen it; with its certificate in PEM.
 fn tls_echo_server(change: fn(&mut [u8])) -> (SocketAddr, String) {
     let (config, certificate) = tls_config(&[]);
@@ -318,6 +336,17 @@ fn tls_is_spoken_and_what_it_brings_is_checked() {
         &["--tls"],
         "wrong body",
     );
+}
+
+#[test]
+fn the_end_of_a_connection_is_seen_that_comes_with_the_end_of_tls() {
+    let result = flawless(
+        "http",
+        tls_server_that_closes(),
+        &[&BRIEFLY[..], &["--tls"]].concat(),
+    );
+    let reopened = result["connections"]["reopened"].as_u64().unwrap();
+    assert!(reopened > 0, "{result}");
 }
 
 #[test]
