@@ -12,6 +12,7 @@ import weakref
 
 import pytest
 
+from ringloop import files
 from support import (
     HOST,
     PATIENCE_S,
@@ -489,6 +490,49 @@ def test_a_paused_connection_that_nobody_holds_is_collected_with_a_warning(loop)
     peer.settimeout(PATIENCE_S)
     assert peer.recv(1) == b""
     peer.close()
+
+
+@pytest.mark.parametrize("stops", [False, True], ids=["running", "between two runs"])
+def test_a_connection_that_ends_in_another_thread_takes_nothing_from_the_loop(loop, tmp_path, stops):
+    """That thread submitted what the loop had queued on io_uring, and the loop could not wait any more."""
+    held = []
+
+    class Accepted(asyncio.Protocol):
+        def connection_made(self, transport):
+            held.append(transport)
+
+    def end_elsewhere():
+        thread = threading.Thread(target=lambda: (held.clear(), gc.collect()))
+        thread.start()
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+
+    async def connect():
+        # The driver keeps only sockets that nobody but the loop has.
+        server = await loop.create_server(Accepted, HOST, 0)
+        peer = socket.create_connection(server.sockets[0].getsockname())
+        await until(lambda: held)
+        server.close()
+        await turns(2)
+        held[0].pause_reading()
+        await turns(2)
+        return peer
+
+    with resource_warnings() as messages:
+        peer = loop.run_until_complete(connect())
+        status = loop.create_task(files.os.stat(tmp_path))
+        # In the turn in which the task has asked the kernel, and before the next one submits it.
+        loop.call_soon(loop.stop if stops else end_elsewhere)
+        if stops:
+            loop.run_forever()
+            end_elsewhere()
+        found = loop.run_until_complete(status)
+        run_turns(loop, 2)
+    assert found.st_ino == tmp_path.stat().st_ino
+    assert any(text.startswith("unclosed transport <") for text in messages)
+    with peer:
+        peer.settimeout(PATIENCE_S)
+        assert peer.recv(1) == b""
 
 
 # References come back

@@ -151,6 +151,10 @@ impl Backend {
         each!(self, backend => backend.flush())
     }
 
+    pub(crate) fn flush_if_own(&mut self) -> io::Result<()> {
+        each!(self, backend => backend.flush_if_own())
+    }
+
     #[inline]
     pub(crate) fn poll(
         &mut self,

@@ -421,6 +421,11 @@ impl Epoll {
         Ok(())
     }
 
+    /// An epoll set is every thread's.
+    pub(crate) fn flush_if_own(&mut self) -> io::Result<()> {
+        self.flush()
+    }
+
     pub(crate) fn poll(
         &mut self,
         timeout: Option<Duration>,

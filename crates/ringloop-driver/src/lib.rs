@@ -333,6 +333,14 @@ impl Driver {
         self.backend.flush()
     }
 
+    /// Like [`flush`](Self::flush), if this thread was the last to submit something; otherwise it does nothing, and the
+    /// next flush or poll submits what is queued. So it never takes an io_uring ring away from the thread that polls:
+    /// this is for finalizers, which run in any thread.
+    pub fn flush_if_own(&mut self) -> io::Result<()> {
+        self.check_process()?;
+        self.backend.flush_if_own()
+    }
+
     /// Waits for events and appends them to `events`. Waits for at most `timeout`: not at all if it is zero, without a
     /// limit if it is `None`. Returns without events at the timeout, and when a [`Waker`] was used.
     ///

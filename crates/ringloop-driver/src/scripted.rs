@@ -197,6 +197,11 @@ impl Scripted {
         Ok(())
     }
 
+    /// A script is every thread's.
+    pub(crate) fn flush_if_own(&mut self) -> io::Result<()> {
+        self.flush()
+    }
+
     /// Releases the sockets of discarded operations once the kernel has taken all requests. Under a plan those
     /// operations may still be performed, on files that a real kernel would hold.
     fn release_discarded(&mut self) {

@@ -499,6 +499,15 @@ impl Uring {
         Ok(())
     }
 
+    /// A ring belongs to the thread that first entered it. One that none has entered has nothing to cancel.
+    pub(crate) fn flush_if_own(&mut self) -> io::Result<()> {
+        if self.ring.is_own() {
+            self.flush()
+        } else {
+            Ok(())
+        }
+    }
+
     pub(crate) fn poll(
         &mut self,
         timeout: Option<Duration>,

@@ -414,13 +414,13 @@ pub(crate) fn delist_transport(py: Python<'_>, this: &Loop, watch: Watch) {
 }
 
 /// Submits cancelled watches to the kernel. To be called before a socket is closed that the driver has held, so that
-/// its peer hears of it at once.
+/// its peer hears of it at once. In another thread than the one that polls, that one's next turn submits them.
 pub(crate) fn flush(py: Python<'_>, this: &Loop) -> PyResult<()> {
     let mut slot = this.reactor.get_mut(py);
     let Some(reactor) = slot.as_deref_mut() else {
         return Ok(());
     };
-    let result = reactor.driver_mut().flush();
+    let result = reactor.driver_mut().flush_if_own();
     drop(slot);
     result.map_err(|error| support::os_error(py, &error))
 }

@@ -23,6 +23,7 @@ on_both_backends!(
     a_signal_interrupts_a_poll,
     a_wake_outlives_a_poll_that_is_interrupted,
     a_driver_moves_between_threads,
+    another_thread_that_only_flushes_takes_nothing,
     a_driver_is_filled_in_one_thread_and_polled_in_another,
     moving_with_operations_in_flight_loses_nothing,
     a_driver_may_be_dropped_in_another_thread,
@@ -267,6 +268,32 @@ fn a_driver_moves_between_threads(mut driver: Driver) {
     if driver.backend() == BackendKind::IoUring {
         assert!(driver.counters().rings_rebuilt >= 4);
     }
+}
+
+fn another_thread_that_only_flushes_takes_nothing(mut driver: Driver) {
+    let (watched, mut there) = pair();
+    let (receiving, mut sending) = pair();
+    for is_entered in [false, true] {
+        if is_entered {
+            assert_eq!(all_events(&mut driver), []);
+        }
+        let watch = driver
+            .watch(raw(&watched), Interest::READ, Mode::Level)
+            .unwrap();
+        let operation = driver.submit(read(raw(&receiving), 1)).unwrap();
+        driver = thread::spawn(move || {
+            driver.unwatch(watch);
+            driver.flush_if_own().unwrap();
+            driver
+        })
+        .join()
+        .unwrap();
+        there.write_all(b"x").unwrap();
+        sending.write_all(b"x").unwrap();
+        assert_eq!(event_of(&mut driver, operation).token(), operation);
+        assert_eq!(all_events(&mut driver), []);
+    }
+    assert_eq!(driver.counters().rings_rebuilt, 0);
 }
 
 fn a_driver_is_filled_in_one_thread_and_polled_in_another(mut driver: Driver) {
