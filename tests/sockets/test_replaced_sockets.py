@@ -456,3 +456,26 @@ def test_what_is_a_usual_socket():
         found = [core._is_usual_socket(it) for it in (ours, derived, alike, None, 5, socket.socket)]
     alike.close()
     assert found == [True, False, False, False, False, False]
+
+
+def test_a_method_of_a_socket_that_ends_its_own_operation_is_refused(loop):
+    """The operation is in the middle of a step, after which it would have watched the socket for nobody."""
+    found = []
+
+    class Ending(socket.socket):
+        def recv(self, size, flags=0):
+            for end in (operation.close, lambda: operation.throw(KeyError)):
+                with pytest.raises(ValueError, match="already executing"):
+                    end()
+                found.append(end)
+            return super().recv(size, flags)
+
+    ours, peer = socket.socketpair()
+    with Ending(fileno=ours.detach()) as ending, peer:
+        ending.setblocking(False)
+        peer.send(b"data")
+        operation = loop.sock_recv(ending, 4)
+        with pytest.raises(StopIteration) as stopped:
+            operation.send(None)
+        assert stopped.value.value == b"data"
+        assert len(found) == 2

@@ -36,12 +36,14 @@ impl Coroutine for Operation {
         object: *mut ffi::PyObject,
         arguments: &Bound<'py, PyTuple>,
     ) -> PyResult<Step<'py>> {
+        Self::phase(object).check_not_running(py)?;
         finish(py, object);
         // SAFETY: the GIL is held, and it is a tuple.
         Err(unsafe { support::thrown(py, arguments.as_ptr()) })
     }
 
     fn close(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
+        Self::phase(object).check_not_running(py)?;
         finish(py, object);
         Ok(())
     }
