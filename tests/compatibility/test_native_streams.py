@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from ringloop import _streams
-from support import HOST, examples, noop, same_as_asyncio, turns, until
+from support import HOST, PATIENCE_S, examples, noop, same_as_asyncio, turns, until
 
 COMMON = {
     "deadline": None,
@@ -1123,6 +1123,95 @@ def test_a_new_call_is_one_that_has_not_started(loop):
         call.send(None)
     assert inspect.getcoroutinestate(call) == inspect.CORO_CLOSED
     assert reader._waiter is None
+
+
+def reading(loop, task_of):
+    """Return a native reader, a task that reads from it, and what that task waits for."""
+    reader = asyncio.StreamReader(loop=loop)
+    reader.__class__ = _streams.StreamReader
+    task = loop.create_task(task_of(reader))
+    loop.run_until_complete(turns(2))
+    return reader, task, reader._waiter
+
+
+def test_a_wait_that_ends_while_its_exception_is_made_stays_as_it_ended(loop):
+    reader, task, waiter = reading(loop, lambda reader: reader.read(4))
+
+    class Ending(Exception):
+        def __init__(self):
+            reader.feed_data(b"data")
+
+    with pytest.raises(asyncio.InvalidStateError):
+        waiter.set_exception(Ending)
+    assert loop.run_until_complete(task) == b"data"
+
+
+class Compared:
+    """A callback that is compared with others, which runs code."""
+
+    def __init__(self, compare):
+        self.compare = compare
+
+    def __eq__(self, other):
+        return self.compare()
+
+    __hash__ = None
+
+
+def test_a_wait_that_ends_while_its_callbacks_are_compared_wakes_its_task(loop):
+    reader, task, waiter = reading(loop, lambda reader: reader.read(4))
+    assert waiter.remove_done_callback(Compared(lambda: bool(reader.feed_data(b"data")))) == 0
+    assert loop.run_until_complete(asyncio.wait_for(task, PATIENCE_S)) == b"data"
+
+
+def test_a_comparison_of_callbacks_that_fails_removes_none(loop):
+    reader, task, waiter = reading(loop, lambda reader: reader.read(4))
+    called = []
+    waiter.add_done_callback(called.append)
+    answers = [lambda: True, lambda: 1 / 0]
+    with pytest.raises(ZeroDivisionError):
+        waiter.remove_done_callback(Compared(lambda: answers.pop(0)()))
+    reader.feed_data(b"data")
+    assert loop.run_until_complete(asyncio.wait_for(task, PATIENCE_S)) == b"data"
+    assert len(called) == 1
+
+
+def test_callbacks_that_change_while_they_are_compared_are_as_in_asyncio(loop):
+    """One is added, one is removed by another comparison, and the order stays."""
+
+    def change(future, waiter):
+        called = []
+
+        def first(_):
+            called.append("first")
+
+        def second(_):
+            called.append("second")
+
+        def third(_):
+            called.append("third")
+
+        def compare():
+            if not changed:
+                changed.append(True)
+                waiter.add_done_callback(third)
+                assert waiter.remove_done_callback(second) == 1
+            return False
+
+        changed = []
+        waiter.add_done_callback(first)
+        waiter.add_done_callback(second)
+        removed = waiter.remove_done_callback(Compared(compare))
+        future()
+        loop.run_until_complete(turns(3))
+        return removed, called
+
+    reader, task, waiter = reading(loop, lambda reader: reader.read(4))
+    ours = change(lambda: reader.feed_data(b"data"), waiter)
+    asyncios = asyncio.Future(loop=loop)
+    asyncios.add_done_callback(lambda _: None)
+    assert ours == change(lambda: asyncios.set_result(None), asyncios) == (0, ["first", "third"])
+    assert loop.run_until_complete(task) == b"data"
 
 
 def test_throwing_nothing_is_a_mistake(loop):

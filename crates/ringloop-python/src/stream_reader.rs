@@ -139,21 +139,34 @@ pub(crate) fn buffer_of<'py>(
 /// Puts the bytes that a waiter carries into the buffer. It was empty when they came.
 #[inline]
 pub(crate) fn settle<'py>(fields: &Fields<'_, 'py>, waiter: &Bound<'py, PyAny>) -> PyResult<()> {
-    match waiter::take_bytes(waiter) {
-        Some(bytes) => put_back(fields, &bytes),
-        None => Ok(()),
+    if waiter::has_bytes(waiter) {
+        put_back(fields, waiter)
+    } else {
+        Ok(())
     }
 }
 
 #[cold]
-fn put_back<'py>(fields: &Fields<'_, 'py>, bytes: &Bound<'py, PyAny>) -> PyResult<()> {
-    let py = bytes.py();
+fn put_back<'py>(fields: &Fields<'_, 'py>, waiter: &Bound<'py, PyAny>) -> PyResult<()> {
     let buffer = fields.get(&BUFFER)?;
-    match (buffer.cast_exact::<PyByteArray>(), bytes.cast::<PyBytes>()) {
-        (Ok(buffer), Ok(bytes)) => append(buffer, bytes.as_bytes()).map(drop),
-        _ => buffer
-            .call_method1(intern!(py, "extend"), (bytes,))
+    if let Ok(buffer) = buffer.cast_exact::<PyByteArray>() {
+        // In one section of both, so that the read that waits finds the bytes in one of the two places at any time.
+        return waiter::in_section_with(waiter, buffer, || {
+            let Some(bytes) = waiter::take_bytes(waiter) else {
+                return Ok(());
+            };
+            let appended = append(buffer, bytes.cast::<PyBytes>()?.as_bytes());
+            if appended.is_err() {
+                waiter::give_back(waiter, bytes);
+            }
+            appended.map(drop)
+        });
+    }
+    match waiter::take_bytes(waiter) {
+        Some(bytes) => buffer
+            .call_method1(intern!(bytes.py(), "extend"), (bytes,))
             .map(drop),
+        None => Ok(()),
     }
 }
 
@@ -451,6 +464,8 @@ fn feed_reader<'py>(
     let (Some(buffer), Some(limit)) = (buffer_of(fields, &waiter)?, limit_of(fields)?) else {
         return receive();
     };
+    // Without the GIL, another wait may have begun while the bytes were put into the buffer.
+    let waiter = fields.get(&WAITER)?;
     if fields.is(&EOF)? && support::has_assertions(py)? {
         return Err(objects::error::<PyAssertionError>(
             py,

@@ -1267,7 +1267,7 @@ fn _add_stream_methods(
     }
     slotted::register(slots.map(|(class, _)| class));
     stream_reader::set_classes(reader, &server_reader, &server_protocol)?;
-    waiter::set_done(py, done);
+    waiter::set_done(py, done)?;
     for is_reader in [true, false] {
         is_unpatched(asyncios(py, is_reader)?, is_reader)?;
     }

@@ -16,16 +16,17 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_int, c_void};
-use std::mem::offset_of;
+use std::mem::{self, offset_of};
 
 use pyo3::Borrowed;
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::sync::critical_section::with_critical_section;
+use pyo3::sync::critical_section::{with_critical_section, with_critical_section2};
 use pyo3::types::{PyBytes, PyList, PyString, PyTuple, PyType};
 
+use crate::cell;
 use crate::coroutine;
 use crate::event_loop::Loop;
 use crate::fields::Fields;
@@ -98,11 +99,25 @@ enum State {
 
 /// How a wake is to be told to a task: by a future of asyncio's that is done. A task looks at the result of such a one
 /// by itself, but calls `result()` of every other.
-static DONE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+///
+/// Without the GIL, threads are spread over several of them: each wake writes to such a future's reference count, and each
+/// task that wakes takes its lock.
+static DONE: PyOnceLock<[Py<PyAny>; DONE_COPIES]> = PyOnceLock::new();
+const DONE_COPIES: usize = if cfg!(Py_GIL_DISABLED) { 16 } else { 1 };
 
 /// Tells which future of asyncio's is done, with the result None.
-pub(crate) fn set_done(py: Python<'_>, future: &Bound<'_, PyAny>) {
-    DONE.get_or_init(py, || future.clone().unbind());
+pub(crate) fn set_done(py: Python<'_>, future: &Bound<'_, PyAny>) -> PyResult<()> {
+    let event_loop = future.getattr(intern!(py, "_loop"))?;
+    let mut copies = vec![future.clone().unbind()];
+    while copies.len() < DONE_COPIES {
+        let copy = event_loop.call_method0(intern!(py, "create_future"))?;
+        copy.call_method1(intern!(py, "set_result"), (py.None(),))?;
+        copies.push(copy.unbind());
+    }
+    if let Ok(copies) = copies.try_into() {
+        DONE.get_or_init(py, || copies);
+    }
+    Ok(())
 }
 
 /// Whether a callback is the wakeup of one of asyncio's native tasks.
@@ -297,6 +312,18 @@ fn with<R>(waiter: &Bound<'_, PyAny>, body: impl FnOnce(*mut Waiter) -> R) -> R 
     with_critical_section(&event_loop, || body(this))
 }
 
+/// Runs `body` in one critical section of the waiter's loop and of another object. The caller has asked `is_one`, and
+/// loses the critical section that it is in: what it has seen there may have changed afterwards.
+pub(crate) fn in_section_with<R>(
+    waiter: &Bound<'_, PyAny>,
+    other: &Bound<'_, PyAny>,
+    body: impl FnOnce() -> R,
+) -> R {
+    // SAFETY: the GIL is held, and the loop lives as long as the waiter, and never changes.
+    let event_loop = unsafe { Borrowed::from_ptr(waiter.py(), section(waiter.as_ptr())) };
+    with_critical_section2(&event_loop, other, body)
+}
+
 /// Whether what a reader has for a waiter is one to everybody, rather than None.
 #[inline]
 pub(crate) fn is_listed(waiter: &Bound<'_, PyAny>) -> bool {
@@ -315,6 +342,13 @@ pub(crate) fn unlist(waiter: &Bound<'_, PyAny>) -> bool {
     true
 }
 
+/// Whether the waiter carries bytes.
+#[inline]
+pub(crate) fn has_bytes(waiter: &Bound<'_, PyAny>) -> bool {
+    // SAFETY: `waiter` is a waiter, as `is_one` has just said, and its `Bound` proves that the GIL is held.
+    is_one(waiter) && with(waiter, |this| unsafe { (*this).bytes.is_some() })
+}
+
 /// The bytes that the waiter carries, if it does. It carries them no longer.
 #[inline]
 pub(crate) fn take_bytes<'py>(waiter: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
@@ -324,6 +358,12 @@ pub(crate) fn take_bytes<'py>(waiter: &Bound<'py, PyAny>) -> Option<Bound<'py, P
     // SAFETY: `waiter` is a waiter, as `is_one` has just said, and its `Bound` proves that the GIL is held.
     let bytes = with(waiter, |this| unsafe { (*this).bytes.take() });
     bytes.map(|it| it.into_bound(waiter.py()))
+}
+
+/// The waiter carries these bytes again, which were taken and could not be put anywhere else.
+pub(crate) fn give_back(waiter: &Bound<'_, PyAny>, bytes: Bound<'_, PyAny>) {
+    // SAFETY: `waiter` is a waiter, as it has carried them. It carries none now, so that nothing is dropped here.
+    with(waiter, |this| unsafe { (*this).bytes = Some(bytes.into()) });
 }
 
 /// The read that waits is to look at the buffer.
@@ -418,12 +458,12 @@ fn finish(
 ) -> PyResult<()> {
     let this = fields(waiter);
     let py = waiter.py();
-    // SAFETY: the GIL is held, and the object is a waiter. It had no outcome, so that nothing is dropped here.
-    let (first, others) = unsafe {
+    // SAFETY: the GIL is held, and the object is a waiter. What is taken out of it is dropped once the callbacks are queued.
+    let (first, others, _previous) = unsafe {
         (*this).state = state;
-        (*this).outcome = outcome.map(Owned::from);
+        let previous = mem::replace(&mut (*this).outcome, outcome.map(Owned::from));
         let first = (*this).callback.take().zip((*this).context.take());
-        (first, (*this).others.take())
+        (first, (*this).others.take(), previous)
     };
     if let Some((callback, context)) = first {
         call_soon(waiter, callback.bind(py), context.bind(py))?;
@@ -456,7 +496,9 @@ fn call_soon(
                 .map(drop);
         }
         let argument = match DONE.get(py) {
-            Some(done) if (*this).state == State::Done && is_wakeup(callback) => done.as_ptr(),
+            Some(done) if (*this).state == State::Done && is_wakeup(callback) => {
+                cell::of_this_thread(done).as_ptr()
+            }
             _ => waiter.as_ptr(),
         };
         let call = Call {
@@ -580,43 +622,86 @@ methods! {
         }
         let future = event_loop.call_method0(intern!(py, "create_future"))?;
         future.call_method1(intern!(py, "set_exception"), (argument,))?;
+        // Python code has run, which may have ended the wait. None runs from here to `finish`.
+        // SAFETY: the GIL is held (`py`), and `waiter` is a waiter.
+        if unsafe { (*fields(&waiter)).state } != State::Pending {
+            future.call_method0(intern!(py, "exception"))?;
+            return Err(invalid_state(py, "invalid state"));
+        }
         finish(&waiter, State::Failed, Some(future))?;
         Ok(py.None().into_bound(py))
     }
     remove_done_callback |py, waiter, argument| {
-        let mut count = 0_usize;
-        let Some(function) = argument else { return Ok(New(count).into_pyobject(py)?.into_any()) };
-        for (callback, context) in take_callbacks(&waiter)? {
-            if callback.eq(&function)? {
-                count += 1;
-            } else {
-                add_callback(&waiter, &callback, &context)?;
+        let mut equal = Vec::new();
+        if let Some(function) = argument {
+            for (callback, context) in callbacks(&waiter)? {
+                if callback.eq(&function)? {
+                    equal.push((callback, context));
+                }
             }
         }
-        Ok(New(count).into_pyobject(py)?.into_any())
+        // The comparisons may have run Python code, which may have changed everything.
+        Ok(New(remove(&waiter, &equal)?).into_pyobject(py)?.into_any())
     }
 }
 
-/// Takes out all callbacks, with their contexts.
-fn take_callbacks<'py>(
-    waiter: &Bound<'py, PyAny>,
-) -> PyResult<Vec<(Bound<'py, PyAny>, Bound<'py, PyAny>)>> {
+type Callbacks<'py> = Vec<(Bound<'py, PyAny>, Bound<'py, PyAny>)>;
+
+/// The callbacks, with their contexts.
+fn callbacks<'py>(waiter: &Bound<'py, PyAny>) -> PyResult<Callbacks<'py>> {
     let py = waiter.py();
     let this = fields(waiter);
-    let mut found = Vec::new();
-    // SAFETY: the GIL is held, and the object is a waiter. What is taken out is dropped by the caller.
-    let (first, others) = unsafe {
-        let first = (*this).callback.take().zip((*this).context.take());
-        (first, (*this).others.take())
+    // SAFETY: the GIL is held, and the object is a waiter.
+    let (callback, context, others) = unsafe {
+        (
+            (*this).callback.bound(py),
+            (*this).context.bound(py),
+            (*this).others.bound(py),
+        )
     };
-    found
-        .extend(first.map(|(callback, context)| (callback.into_bound(py), context.into_bound(py))));
+    let mut found: Vec<_> = callback.zip(context).into_iter().collect();
     if let Some(others) = others {
-        for other in others.bind(py).try_iter()? {
+        for other in others.try_iter()? {
             found.push(other?.extract()?);
         }
     }
     Ok(found)
+}
+
+/// Removes these callbacks, as far as they still wait; returns how many. The caller keeps what it has asked to remove
+/// alive, so that no Python code runs here.
+fn remove<'py>(waiter: &Bound<'py, PyAny>, wanted: &Callbacks<'py>) -> PyResult<usize> {
+    let py = waiter.py();
+    let this = fields(waiter);
+    let is_wanted = |callback: &Bound<'_, PyAny>, context: &Bound<'_, PyAny>| {
+        let same = |each: &&(Bound<'_, PyAny>, Bound<'_, PyAny>)| {
+            each.0.is(callback) && each.1.is(context)
+        };
+        wanted.iter().find(same).is_some()
+    };
+    let mut count = 0;
+    // SAFETY: the GIL is held, and the object is a waiter. What is taken out is kept alive by the caller.
+    unsafe {
+        let first = (*this).callback.bound(py).zip((*this).context.bound(py));
+        if first.is_some_and(|(callback, context)| is_wanted(&callback, &context)) {
+            drop(((*this).callback.take(), (*this).context.take()));
+            count += 1;
+        }
+    }
+    // SAFETY: the GIL is held, and the object is a waiter.
+    let Some(others) = (unsafe { (*this).others.bound(py) }) else {
+        return Ok(count);
+    };
+    let others = others.cast_into::<PyList>()?;
+    for index in (0..others.len()).rev() {
+        let other = others.get_item(index)?;
+        let (callback, context): (Bound<'_, PyAny>, Bound<'_, PyAny>) = other.extract()?;
+        if is_wanted(&callback, &context) {
+            others.del_item(index)?;
+            count += 1;
+        }
+    }
+    Ok(count)
 }
 
 /// Notes a callback of a waiter that is pending.
@@ -708,15 +793,23 @@ unsafe extern "C" fn add_done_callback(
             Some(context) => context,
             None => support::copy_context(py)?.into_bound(py),
         };
-        // SAFETY: the GIL is held (`py`), and `waiter` is a waiter: the interpreter calls this for an object of the
-        // type.
-        if unsafe { (*fields(&waiter)).state } == State::Pending {
-            add_callback(&waiter, &function, &context)?;
-        } else {
-            call_soon(&waiter, &function, &context)?;
-        }
+        add_or_call_soon(&waiter, &function, &context)?;
         Ok(py.None().into_bound(py))
     })
+}
+
+/// Keeps a callback until the wait ends, or queues it, if the wait has ended.
+fn add_or_call_soon(
+    waiter: &Bound<'_, PyAny>,
+    callback: &Bound<'_, PyAny>,
+    context: &Bound<'_, PyAny>,
+) -> PyResult<()> {
+    // SAFETY: the GIL is held, and the object is a waiter, in its critical section.
+    if unsafe { (*fields(waiter)).state } == State::Pending {
+        add_callback(waiter, callback, context)
+    } else {
+        call_soon(waiter, callback, context)
+    }
 }
 
 unsafe extern "C" fn cancel(
