@@ -316,6 +316,7 @@ def files() -> Iterator[Subject]:
             subject_words=(name,),
             windows_s=FILES_S,
             scales=QUICK,
+            features=("status",) if name in ("stat", "50_stat", "50_rename") else (),
         )
 
 

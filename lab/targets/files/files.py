@@ -1,6 +1,6 @@
 """Time one use of files in the page cache, by a library for asynchronous files or by blocking calls.
 
-    files.py --library blocking|ringloop|aiofiles|anyio --window SECONDS CELL
+    files.py --library blocking|ringloop|aiofiles|anyio|urio|turbofile|asyncfiles --window SECONDS CELL
 
 Prints the time of one operation as a JSON object. All of them run on ringloop's loop.
 """
@@ -8,6 +8,7 @@ Prints the time of one operation as a JSON object. All of them run on ringloop's
 import argparse
 import asyncio
 import importlib
+import inspect
 import json
 import os
 import tempfile
@@ -105,19 +106,32 @@ def awaited(
 
     async def prepare(cell: str, folder: Folder) -> Work:
         file = await (await opened(open_file(folder.large, "rb"))).__aenter__()
-        fetch = getattr(file, "pread", None)
+        fetch, read_at = getattr(file, "pread", None), getattr(file, "read_at", None)
+        # py-asyncfiles moves the position at once, the others in a coroutine.
+        moving = file.seek(0)
+        moved_at_once = not inspect.isawaitable(moving)
+        if not moved_at_once:
+            await moving
 
         async def pread(count: int) -> None:
             for _ in range(count):
                 if fetch is not None:
                     await fetch(PAGE, 8 * PAGE)
+                elif read_at is not None:
+                    await read_at(8 * PAGE, PAGE)
+                elif moved_at_once:
+                    file.seek(8 * PAGE)
+                    await file.read(PAGE)
                 else:
                     await file.seek(8 * PAGE)
                     await file.read(PAGE)
 
         async def read(count: int) -> None:
             for _ in range(count):
-                await file.seek(0)
+                if moved_at_once:
+                    file.seek(0)
+                else:
+                    await file.seek(0)
                 await file.read()
 
         async def one(path: Path) -> None:
@@ -169,11 +183,18 @@ def library_of(name: str) -> Callable[[str, Folder], Awaitable[Work]]:
     """Return the works of a library."""
     module, function = OPENERS[name]
     opening = getattr(importlib.import_module(module), function)
-    if name == "anyio":
-        path_of = importlib.import_module("anyio").Path
+    if name in WITH_PATHS:
+        path_of = importlib.import_module(module).Path
         return awaited(opening, lambda path: path_of(path).stat(), lambda old, new: path_of(old).rename(new))
+    if name in WITHOUT_STATUS:
+        return awaited(opening, missing, missing)
     functions = importlib.import_module(f"{module}.os")
     return awaited(opening, functions.stat, functions.rename)
+
+
+async def missing(*_: Path) -> None:
+    """Say that there is no such function: target.toml declares that these cells are not for it."""
+    raise NotImplementedError("this library has no such function")
 
 
 async def opened(context: Any) -> Any:
@@ -192,7 +213,18 @@ CELLS = {
     "50_rename": ("rename", RENAMES),
 }
 """The calls that are measured, and how many operations each one is."""
-OPENERS = {"ringloop": ("ringloop.files", "open"), "aiofiles": ("aiofiles", "open"), "anyio": ("anyio", "open_file")}
+OPENERS = {
+    "ringloop": ("ringloop.files", "open"),
+    "aiofiles": ("aiofiles", "open"),
+    "anyio": ("anyio", "open_file"),
+    "urio": ("urio", "open"),
+    "turbofile": ("turbofile", "open"),
+    "asyncfiles": ("asyncfiles", "open"),
+}
+WITH_PATHS = ("anyio", "urio")
+"""Libraries that rename files and get their status through a class of paths."""
+WITHOUT_STATUS = ("turbofile", "asyncfiles")
+"""Libraries without stat and rename."""
 
 
 async def measure(library: str, cell: str, folder: Folder, window_s: float) -> float:

@@ -20,6 +20,10 @@ REST_S = 3600
 """How long connections may rest."""
 CONNECTIONS_MAX = 20_000
 """Connections, where a server has a limit."""
+REQUESTS_MAX = 1_000_000_000
+"""Requests on one connection, where a server has a limit."""
+BODY_MAX = 1 << 24
+"""Bytes of a request body, where the limit would be below a cell's."""
 THREADS = 4
 """A WSGI application's threads."""
 SLEEPERS = 16
@@ -111,9 +115,35 @@ def socketify(arguments: argparse.Namespace) -> list[str]:
 
 def m0serve(arguments: argparse.Namespace) -> list[str]:
     """Return m0serve's command."""
-    words = ["m0serve", APPLICATION, "--host", arguments.host, "--port", str(arguments.port), "--protocol", "wsgi"]
-    words += ["--workers", "1", "--blocking-threads", arguments.threads]
+    words = ["m0serve", APPLICATION, "--host", arguments.host, "--port", str(arguments.port)]
+    words += ["--protocol", arguments.interface, "--workers", "1"]
+    if arguments.interface == "wsgi":
+        words += ["--blocking-threads", arguments.threads]
+    if arguments.log:
+        words += ["--access-log"]
     return [*words, "--max-keepalive-requests", "0", "--idle-timeout", "0"]
+
+
+def h2corn(arguments: argparse.Namespace) -> list[str]:
+    """Return h2corn's command."""
+    words = ["h2corn", APPLICATION, "--bind", f"{arguments.host}:{arguments.port}", "--backlog", str(BACKLOG)]
+    words += ["--workers", "1", "--loop", "uvloop", "--timeout-keep-alive", "0", "--timeout-graceful-shutdown", "1"]
+    words += ["--access-log" if arguments.log else "--no-access-log"]
+    if arguments.tls:
+        words += ["--certfile", arguments.certificate, "--keyfile", arguments.key]
+    return words
+
+
+def weft(arguments: argparse.Namespace) -> list[str]:
+    """Return weft's command."""
+    words = ["weft", *common_words(arguments), "--protocol", arguments.interface, "--workers", "1"]
+    words += ["--keep-alive", str(REST_S), "--graceful-timeout", "1", "--max-connections", str(CONNECTIONS_MAX)]
+    words += ["--access-log", "--log-level", "info"] if arguments.log else ["--log-level", "warning"]
+    if arguments.interface == "wsgi":
+        words += ["--wsgi-threads", arguments.threads]
+    if arguments.tls:
+        words += ["--tls-cert", arguments.certificate, "--tls-key", arguments.key]
+    return words
 
 
 def serve_fastpysgi(application: Any, arguments: argparse.Namespace) -> None:
@@ -135,6 +165,28 @@ def serve_bjoern(application: Any, arguments: argparse.Namespace) -> None:
     bjoern.run(application, arguments.host, arguments.port, listen_backlog=BACKLOG)
 
 
+def serve_saltare(application: Any, arguments: argparse.Namespace) -> None:
+    """Run saltare, whose command line lacks TLS."""
+    import saltare  # type: ignore[import-not-found]
+
+    saltare.optimize_process()  # Starts this program anew with -OO, as saltare's command does.
+    saltare.run(
+        application,
+        arguments.host,
+        arguments.port,
+        ssl_certfile=arguments.certificate if arguments.tls else None,
+        ssl_keyfile=arguments.key if arguments.tls else None,
+        http2=arguments.feature in HTTP2,
+        access_log=arguments.log,
+        max_request_body=BODY_MAX,
+        listen_backlog=BACKLOG,
+        max_concurrent_connections=CONNECTIONS_MAX,
+        max_keepalive_requests=REQUESTS_MAX,
+        keep_alive_timeout=REST_S,
+        shutdown_timeout=1,
+    )
+
+
 COMMANDS = {
     "uvicorn": uvicorn,
     "ringloop": ringloop,
@@ -143,14 +195,16 @@ COMMANDS = {
     "gunicorn": gunicorn,
     "socketify": socketify,
     "m0serve": m0serve,
+    "h2corn": h2corn,
+    "weft": weft,
 }
-FUNCTIONS = {"fastpysgi": serve_fastpysgi, "bjoern": serve_bjoern}
+FUNCTIONS = {"fastpysgi": serve_fastpysgi, "bjoern": serve_bjoern, "saltare": serve_saltare}
 WITHOUT_LOG = {"fastpysgi": "FastPySGI", "socketify": "socketify"}
 
 
 def parse() -> argparse.Namespace:
     """Return the command line, with what follows from the feature."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])  # saltare starts this with -OO
     parser.add_argument("--interface", required=True, choices=["asgi", "wsgi"])
     parser.add_argument("--server", required=True, choices=[*COMMANDS, *FUNCTIONS])
     parser.add_argument("--feature", required=True)
