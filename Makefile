@@ -26,7 +26,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 # All steps write to the same environment and the same cargo folder.
 .NOTPARALLEL:
-.PHONY: help build extension environment check check-all check-table test test-rust test-python test-interpreter test-applications test-long test-long-rust test-long-python lab test-modes test-free-threaded test-lock-order test-loom test-minimal test-ecosystem test-sanitizers test-ktls test-kernels miri fuzz conformance autobahn suites compatibility-page serve-options h2spec quinn-tests soak wheels foreign-pythons try-wheels test-package licences crates deny semver ringlab-packages try-ringlab reproducible release-check peers bench bench-begins bench-loops bench-native bench-services docs lint lint-layers lint-wording lint-rust lint-python format clean prerequisites
+.PHONY: help build extension environment check check-all check-table test test-rust test-python test-interpreter test-applications test-long test-long-rust test-long-python lab test-modes test-free-threaded test-lock-order test-loom test-minimal test-ecosystem test-sanitizers test-ktls test-kernels miri fuzz conformance autobahn suites compatibility-page serve-options h2spec quinn-tests soak wheels foreign-pythons try-wheels test-package licences crates deny semver ringlab-packages try-ringlab reproducible release-check peers bench bench-begins bench-loops bench-native bench-services figures docs lint lint-layers lint-wording lint-rust lint-python format clean prerequisites
 
 python := $(VENV)/bin/python
 # uv installs packages in a tenth of pip's time, and pip where uv can't: without a wheel of uv, or with an index that only pip knows.
@@ -346,6 +346,11 @@ bench-native: peers ## the Rust runtimes and raw C, under 8 minutes; FULL=1 runs
 bench-services: peers ## an HTTPS proxy and QUIC, on ringloop and on tokio, in 3 minutes; ARGS="proxy --workers 2"
 	$(say) 'services on ringloop and on tokio'
 	@$(python) tools/services.py $(ARGS)
+
+figures: ## measure a table of the documentation again, once the machine is quiet: TABLE=loops; see tools/tables.py --help
+	@[ -n '$(TABLE)' ] || { echo 'name a table: make figures TABLE=loops; tools/tables.py --help lists them' >&2; exit 2; }
+	@$(MAKE) --no-print-directory peers
+	@$(python) tools/tables.py $(TABLE) $(if $(ANYWAY),--anyway) --measure $(ARGS)
 
 ##@ Write
 docs: extension $(VENV)/.ringlab-installed $(VENV)/.docs-installed ## the site, in target/docs; fails if a link is broken; ARGS="--result FILE"
