@@ -1,5 +1,6 @@
 """The decisions of `make wheels` before it builds, and of `make try-wheels` before it tries."""
 
+import re
 import subprocess
 import sys
 
@@ -116,9 +117,104 @@ def test_what_could_not_be_tried_fails_if_it_is_required(tmp_path, monkeypatch, 
     monkeypatch.setattr(try_wheels.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(try_wheels, "native", lambda version: "/usr/bin/python3.11" if version == "3.11" else "")
     monkeypatch.setattr(try_wheels.Trial, "run", lambda trial, tests: True)
+    monkeypatch.setattr(try_wheels, "TRIED", tmp_path / "tried")
     monkeypatch.setattr(sys, "argv", ["try_wheels.py", str(tmp_path), *options])
     assert try_wheels.main() == status
     assert "there is no Python 3.12 on this machine" in capsys.readouterr().out
+
+
+class Release:
+    """A `dist` with all wheels and the source distribution, and the Pythons that are there."""
+
+    def __init__(self, folder, monkeypatch, capsys):
+        self.folder, self.capsys = folder / "dist", capsys
+        self.tried, self.broken, self.lacking = [], set(), set()
+        self.folder.mkdir()
+        for platform in wheels.PLATFORMS:
+            machine = platform.target.partition("-")[0]
+            for version in wheels.PYTHONS:
+                abi = f"cp{version.replace('.', '')}"
+                (self.folder / f"ringloop-0.1.0-{abi.rstrip('t')}-{abi}-{platform.tag}_{machine}.whl").write_text(abi)
+        (self.folder / "ringloop-0.1.0.tar.gz").touch()
+        monkeypatch.setattr(try_wheels.platform, "machine", lambda: "x86_64")
+        monkeypatch.setattr(try_wheels, "TRIED", folder / "target" / "tried")
+        monkeypatch.setattr(try_wheels, "on_this_machine", lambda package, version: self.trial(package, version))
+        monkeypatch.setattr(try_wheels, "trial_of", self.wheel)
+        monkeypatch.setattr(try_wheels.Trial, "run", lambda trial, tests: self.run(trial))
+        self.set_arguments = lambda *options: monkeypatch.setattr(sys, "argv", ["try_wheels.py", *options])
+
+    def trial(self, package, version):
+        trial = try_wheels.Trial(package, version, ("--python", "python"))
+        return try_wheels.Trial(package, version, (), "no Python") if trial.subject in self.lacking else trial
+
+    def wheel(self, package):
+        match = try_wheels.wheel_name(package)
+        return self.trial(package, f"3.{match[1]}{match[2]}")
+
+    def run(self, trial):
+        self.tried.append(trial.subject)
+        return trial.subject not in self.broken
+
+    def main(self, *options):
+        self.tried.clear()
+        self.set_arguments(str(self.folder), *options)
+        status = try_wheels.main()
+        self.said = self.capsys.readouterr().out
+        return status
+
+
+@pytest.fixture
+def release(tmp_path, monkeypatch, capsys):
+    return Release(tmp_path, monkeypatch, capsys)
+
+
+def test_a_release_can_do_without_the_wheels_that_are_listed_but_not_without_others(release):
+    assert release.main("--release") == 0
+    assert len(release.tried) == len(set(release.tried)) == 28 + 7
+    assert set(release.tried) >= try_wheels.MAY_STAY_UNTRIED
+    others = sorted(set(release.tried) - try_wheels.MAY_STAY_UNTRIED)
+    for lacking in others:
+        try_wheels.TRIED.unlink()
+        release.lacking = try_wheels.MAY_STAY_UNTRIED | {lacking}
+        assert release.main("--release") == 1
+        assert re.findall(r"^not tried  .*", release.said, re.MULTILINE) != []
+    try_wheels.TRIED.unlink()
+    release.lacking = try_wheels.MAY_STAY_UNTRIED
+    assert release.main("--release") == 0
+    assert sorted(release.tried) == others
+    assert release.said.count("left out  ") == len(try_wheels.MAY_STAY_UNTRIED)
+    assert "not tried" not in release.said
+
+
+def test_a_wheel_that_is_listed_must_work_if_it_can_be_tried(release):
+    release.broken = {"3.12 musl x86_64"}
+    assert release.main("--release") == 1
+    assert release.said.count("FAILED  ") == 1
+
+
+def test_a_release_is_tried_in_two_places(release):
+    """On one machine, 3.14 and 3.15 are in the Debian tree, and the others outside."""
+    newest = {f"{version} {where}" for version in ("3.14", "3.15") for where in ("glibc x86_64", "source")}
+    release.broken = {"3.15 source"}
+    release.lacking = {trial.subject for trial in try_wheels.trials(release.folder)} - newest
+    assert release.main() == 1
+    release.broken = set()
+    release.lacking = newest - {"3.15 source"}
+    assert release.main("--release") == 0
+    assert set(release.tried) & newest == {"3.15 source"}
+    assert release.said.count("tried before") == 3
+    # What has worked before may be something else now.
+    wheel = release.folder / "ringloop-0.1.0-cp314-cp314-manylinux_2_28_x86_64.whl"
+    wheel.write_text("built again")
+    assert release.main("--release") == 1
+    assert f"not tried  {wheel.name} on CPython 3.14: no Python" in release.said
+
+
+@pytest.mark.parametrize("options", [["--python", "3.14"], ["--tests", "tests/loop"], ["--required"]])
+def test_a_release_is_not_tried_in_part(release, options):
+    with pytest.raises(SystemExit):
+        release.main("--release", *options)
+    assert release.tried == []
 
 
 def test_a_foreign_python_is_used_only_if_it_runs_here(tmp_path, monkeypatch):
