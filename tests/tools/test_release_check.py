@@ -1,5 +1,6 @@
 """tools/release_check.py says what a release lacks."""
 
+import re
 import subprocess
 
 import pytest
@@ -229,3 +230,27 @@ def test_a_rehearsal_refuses_what_is_wrong_with_the_files(built, monkeypatch, ca
 def test_looking_at_the_sources_keeps_the_checksums(built, monkeypatch):
     assert run(monkeypatch, "--sources") == 0
     assert (check.ATTACHMENTS / "dist.sha256").exists()
+
+
+@pytest.mark.skipif(not (REPOSITORY / check.FIRST_RELEASE).exists(), reason="the first release is out")
+def test_the_pages_of_the_first_release_say_that_it_is_published(repository, monkeypatch):
+    """If this fails, a page has changed: write tools/first_release.patch again, as docs/releasing.md says."""
+    patch = (REPOSITORY / check.FIRST_RELEASE).read_text()
+    patched = {line.removeprefix("+++ b/") for line in patch.splitlines() if line.startswith("+++ b/")}
+    monkeypatch.setattr(check, "ROOT", REPOSITORY)
+    pages = set(check.tracked_pages())
+    monkeypatch.setattr(check, "ROOT", repository)
+    for name in pages | patched:
+        (repository / name).parent.mkdir(parents=True, exist_ok=True)
+        (repository / name).write_text((REPOSITORY / name).read_text())
+    subprocess.run(["git", "-C", repository, "init", "--quiet"], check=True)
+    subprocess.run(["git", "-C", repository, "add", "."], check=True)
+    before = list(check.unpublished())
+    subprocess.run(["git", "-C", repository, "apply", REPOSITORY / check.FIRST_RELEASE], check=True)
+    left = list(check.unpublished())
+    assert len(left) < len(before)
+    # A person fills in the fingerprint of the key.
+    assert [problem for problem in left if "to be filled in" not in problem] == []
+    of_a_clone = re.compile(r"PATH_OF_THE_CLONE|--find-links /dist|pip install '\.\[serve\]'")
+    # This page goes on to say how to build ringloop.
+    assert {name for name in patched if of_a_clone.search((repository / name).read_text())} <= {"docs/quickstart.md"}
