@@ -24,6 +24,10 @@ LOAD_MAX = 0.5
 PRESSURE_SAMPLE_S = 0.3
 PRESSURE_MAX = 0.1
 """The share of the time for which something may wait for a CPU while nothing is measured."""
+PACE_SAMPLE_S = 0.4
+PACE_CPUS = 4
+PACE_MAX = 1.25
+"""The ratio of the slow pieces of equal work to the quick ones; about 2 where another machine keeps the same cores busy."""
 MEMORY_SHARE = 0.5
 """Of the memory that is available when a run begins: a server that takes more leaves too little for the rest."""
 STEAL_SAMPLE_S = 0.3
@@ -165,6 +169,43 @@ def check_load() -> Finding:
             "stop them (`top` shows them), or expect to need more rounds",
         )
     return Finding("load", "ok", text)
+
+
+def pieces_of_work() -> dict[int, list[int]]:
+    """Return the CPU time of many equal pieces of work, in ns, by the CPU that they ran on."""
+    allowed = os.sched_getaffinity(0)
+    cpus = sorted(allowed)[:PACE_CPUS]
+    taken: dict[int, list[int]] = {cpu: [] for cpu in cpus}
+    try:
+        for cpu in 2 * cpus:
+            os.sched_setaffinity(0, {cpu})
+            end = time.monotonic() + PACE_SAMPLE_S / (2 * len(cpus))
+            while time.monotonic() < end:
+                begin = time.thread_time_ns()
+                # It uses the cache and the branch predictor, as servers do.
+                {number: str(number) for number in range(500)}
+                taken[cpu].append(time.thread_time_ns() - begin)
+    finally:
+        os.sched_setaffinity(0, allowed)
+    return taken
+
+
+def check_pace() -> Finding:
+    """Find out whether equal work takes equal time: what other machines do on the same cores doesn't show in the load average."""
+    ratios = []
+    for taken in map(sorted, pieces_of_work().values()):
+        if taken:
+            ratios.append(taken[len(taken) * 9 // 10] / max(taken[len(taken) // 10], 1))
+    ratio = max(ratios, default=1.0)
+    text = f"the slowest tenth of equal pieces of work took at least {ratio:.2f} times as long as the quickest tenth"
+    if ratio > PACE_MAX:
+        return Finding(
+            "pace",
+            "warning",
+            f"{text}: other programs or virtual machines probably use the same cores",
+            "wait until the machine is quiet, or expect to need more rounds",
+        )
+    return Finding("pace", "ok", text)
 
 
 def cpu_ticks() -> tuple[int, int]:
@@ -344,6 +385,7 @@ def examine(connections: int, placement: results.Placement, program: Path | None
         raise_descriptor_limit(connections),
         check_governor(),
         check_load(),
+        check_pace(),
         check_steal(),
         check_time_wait(),
         check_io_uring(),

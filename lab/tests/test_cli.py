@@ -70,6 +70,7 @@ def test_a_run_measures_reports_and_can_be_repeated(make_targets: MakeTargets, t
     assert {finding.name for finding in result.preflight} >= {
         "descriptors",
         "load",
+        "pace",
         "steal",
         "debugging",
         "load generator",

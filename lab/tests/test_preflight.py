@@ -1,5 +1,6 @@
 """The findings of preflight on machines, which are made up here."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -137,3 +138,24 @@ def test_what_waits_for_a_cpu_now_is_told(files: Files, monkeypatch: pytest.Monk
     files["/proc/pressure/cpu"] = "some avg10=90.00 avg60=0.00 avg300=0.00 total=7"
     monkeypatch.setattr(preflight.time, "sleep", lambda seconds: None)
     assert preflight.check_load().status == "ok"
+
+
+def test_cores_that_others_use_too_are_told_by_equal_work_that_takes_twice_as_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(preflight, "pieces_of_work", lambda: {0: [100] * 100, 1: [100] * 50 + [200] * 50})
+    found = preflight.check_pace()
+    assert found.status == "warning"
+    assert "took at least 2.00 times as long" in found.text
+    # A few interrupted pieces are normal, and so are cores of different speed.
+    monkeypatch.setattr(preflight, "pieces_of_work", lambda: {0: [100] * 95 + [900] * 5, 1: [300] * 100, 2: []})
+    assert preflight.check_pace().status == "ok"
+
+
+def test_pieces_of_work_run_on_each_cpu_and_leave_the_thread_where_it_may_run() -> None:
+    before = os.sched_getaffinity(0)
+    taken = preflight.pieces_of_work()
+    assert list(taken) == sorted(before)[: preflight.PACE_CPUS]
+    assert sum(map(len, taken.values())) > 20
+    assert all(each > 0 for pieces in taken.values() for each in pieces)
+    assert os.sched_getaffinity(0) == before
