@@ -292,9 +292,10 @@ deny: prerequisites $(VENV)/.wheels-installed ## check licences, sources and adv
 		elif [ -n '$(REQUIRED)' ]; then echo 'deny: $(advisories) cannot be reached, and the advisories are required' >&2; exit 1; \
 		else echo 'deny: advisories left out: $(advisories) cannot be reached'; fi
 
-semver: prerequisites ## compare the crates' interfaces with those on crates.io
+semver: prerequisites ## compare the crates' interfaces with those on crates.io; REQUIRED=1 fails without the tool
 	@command -v cargo-semver-checks >/dev/null && cargo semver-checks -p ringloop-driver -p ringloop-reactor -p ringloop || \
-		{ ! command -v cargo-semver-checks >/dev/null && echo 'semver: left out: cargo-semver-checks is not installed (cargo install --locked cargo-semver-checks)'; }
+		{ ! command -v cargo-semver-checks >/dev/null && echo 'semver: left out: cargo-semver-checks is not installed (cargo install --locked cargo-semver-checks)' && \
+			[ -z '$(REQUIRED)' ]; }
 
 ringlab-packages: prerequisites $(VENV)/.wheels-installed ## ringlab's wheels and source distribution, in dist; ARGS="--fast"
 	$(say) "ringlab's packages"
@@ -354,8 +355,9 @@ bench-services: peers ## an HTTPS proxy and QUIC, on ringloop and on tokio, in 3
 	$(say) 'services on ringloop and on tokio'
 	@$(python) tools/services.py $(ARGS)
 
-figures: ## measure a table of the documentation again, once the machine is quiet: TABLE=loops; see tools/tables.py --help
-	@[ -n '$(TABLE)' ] || { echo 'name a table: make figures TABLE=loops; tools/tables.py --help lists them' >&2; exit 2; }
+figures: ## measure a table of the documentation again, once the machine is quiet: TABLE=native; see tools/tables.py --help
+	@[ -n '$(TABLE)' ] || { echo 'name a table, as in: make figures TABLE=native; tools/tables.py --help lists them' >&2; exit 2; }
+	@$(or $(wildcard $(python)),$(PYTHON)) tools/tables.py $(TABLE) --fits
 	@$(MAKE) --no-print-directory peers
 	@$(python) tools/tables.py $(TABLE) $(if $(ANYWAY),--anyway) --measure $(ARGS)
 

@@ -36,7 +36,7 @@ CRATES = ("ringloop-driver", "ringloop-reactor", "ringloop")
 WHEELS = 28
 """Seven Pythons, of which two are free-threaded, two machines, two C libraries."""
 CARGO_MIN = (1, 90)
-"""The first cargo that uploads crates which depend on each other in one command. Nothing else here needs it."""
+"""The first cargo that uploads crates which depend on each other in one command, or rehearses that, as `make crates` does."""
 UNPUBLISHED = re.compile(
     r"publish\w*\s+yet|no\s+published\s+package|no\s+release\s+yet|to\s+be\s+filled\s+in", re.IGNORECASE
 )
