@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import tracemalloc
 import types
 import warnings
@@ -1068,3 +1069,28 @@ def test_a_buffer_that_cannot_be_written_is_refused_before_anything_is_read(run,
             assert await file.read() == b"0123456789"
 
     run(main())
+
+
+def test_another_thread_ends_an_operation_while_the_loop_waits(loop, arm):
+    """A collector may close a coroutine that waits for a file in any thread; the operation stayed for ever."""
+    if arm != "io_uring":
+        pytest.skip("only io_uring has operations on files")
+    near, far = os.pipe()
+    ended = loop.create_future()
+    operation = loop._read_file(near, 10, None, ended.set_result)
+
+    def end():
+        time.sleep(0.05)  # Most likely, the loop waits by then.
+        operation.cancel()
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    try:
+        assert loop.run_until_complete(asyncio.wait_for(ended, support.PATIENCE_S)) is operation
+        with pytest.raises(OSError) as raised:
+            operation.result()
+        assert raised.value.errno == errno.ECANCELED
+    finally:
+        thread.join()
+        os.close(near)
+        os.close(far)

@@ -158,8 +158,8 @@ pub(crate) fn list<T: Endpoint>(transport: &Bound<'_, T>, told: (Interest, Mode)
     watching::check_current(py, fd, current)?;
     let watch = watching::list_transport(event_loop.get(), transport, (fd, lent), told)?;
     let mut attachment = this.attachment(py);
-    if attachment.event_loop.is_none() {
-        // It has left its loop meanwhile, because the user's code ran.
+    if attachment.event_loop.is_none() || attachment.watch.is_some() {
+        // It has left its loop meanwhile, because the user's code ran, or another thread has done the same.
         drop(attachment);
         watching::delist_transport(py, event_loop.get(), watch);
         return Ok(());

@@ -23,6 +23,7 @@ use crate::buffers;
 use crate::cell::GilCell;
 use crate::event_loop::Loop;
 use crate::handle::Call;
+use crate::names::intern;
 use crate::objects::{self, New};
 use crate::operations::Submitted;
 use crate::queue::Ready;
@@ -54,18 +55,24 @@ pub(crate) struct FileOperation {
 #[pymethods]
 impl FileOperation {
     /// Asks the kernel to end the operation. Its callback is called in any case.
-    fn cancel(&self, py: Python<'_>) -> PyResult<()> {
-        let Some(token) = *self.token.get(py) else {
+    fn cancel(slf: &Bound<'_, Self>) -> PyResult<()> {
+        let (this, py) = (slf.get(), slf.py());
+        let Some(token) = *this.token.get(py) else {
             return Ok(());
         };
-        let event_loop = self.event_loop.get();
-        if event_loop.is_closed() {
+        let event_loop = this.event_loop.bind(py);
+        if event_loop.get().is_closed() {
             return Ok(());
         }
-        event_loop.with_reactor(py, |reactor| {
+        let asked = event_loop.get().with_reactor_if_here(py, |reactor| {
             reactor.driver_mut().cancel(token);
-            Ok(())
-        })
+        });
+        if asked.is_none() {
+            // Another thread waits in the loop: the coroutine that waits for the operation is closed by a collector, say.
+            let again = slf.getattr(intern!(py, "cancel"))?;
+            event_loop.call_method1(intern!(py, "call_soon_threadsafe"), (again,))?;
+        }
+        Ok(())
     }
 
     /// The bytes that were read, how many were written, the descriptor that was opened (the caller's from then on), or

@@ -704,7 +704,7 @@ fn remove<'py>(waiter: &Bound<'py, PyAny>, wanted: &Callbacks<'py>) -> PyResult<
     Ok(count)
 }
 
-/// Notes a callback of a waiter that is pending.
+/// Notes a callback of a waiter that is pending, or queues it, if the wait has ended meanwhile.
 fn add_callback(
     waiter: &Bound<'_, PyAny>,
     callback: &Bound<'_, PyAny>,
@@ -713,23 +713,27 @@ fn add_callback(
     let py = waiter.py();
     let this = fields(waiter);
     // SAFETY: the GIL is held, and the object is a waiter. What is set was None before, so that nothing is dropped here.
-    let others = unsafe {
-        let others = (*this).others.bound(py);
-        if (*this).callback.is_none() && others.is_none() {
+    unsafe {
+        if (*this).callback.is_none() && (*this).others.is_none() {
             (*this).callback = Some(callback.clone().into());
             (*this).context = Some(context.clone().into());
             return Ok(());
         }
-        others
-    };
-    let pair = objects::tuple(py, [callback.clone(), context.clone()])?;
-    if let Some(others) = others {
-        return others.cast_into::<PyList>()?.append(pair);
     }
-    let others = objects::list(py, [pair])?.into_any();
+    // Before Python 3.12, making these may start a collection, which may run Python code.
+    let pair = objects::tuple(py, [callback.clone(), context.clone()])?;
+    let added = objects::list(py, [pair.clone()])?.into_any();
     // SAFETY: the GIL is held, and the object is a waiter.
-    drop(unsafe { (*this).others.replace(others.into()) });
-    Ok(())
+    let (state, others) = unsafe { ((*this).state, (*this).others.bound(py)) };
+    match others {
+        _ if state != State::Pending => call_soon(waiter, callback, context),
+        Some(others) => others.cast_into::<PyList>()?.append(pair),
+        None => {
+            // SAFETY: the GIL is held, and the object is a waiter, which has no others, so that nothing is dropped here.
+            unsafe { (*this).others = Some(added.into()) };
+            Ok(())
+        }
+    }
 }
 
 /// An argument that may be missing.
