@@ -1125,17 +1125,17 @@ def test_a_new_call_is_one_that_has_not_started(loop):
     assert reader._waiter is None
 
 
-def reading(loop, task_of):
-    """Return a native reader, a task that reads from it, and what that task waits for."""
+def reading(loop):
+    """Return a native reader, a task that reads 4 bytes from it, and what that task waits for."""
     reader = asyncio.StreamReader(loop=loop)
     reader.__class__ = _streams.StreamReader
-    task = loop.create_task(task_of(reader))
+    task = loop.create_task(reader.read(4))
     loop.run_until_complete(turns(2))
     return reader, task, reader._waiter
 
 
 def test_a_wait_that_ends_while_its_exception_is_made_stays_as_it_ended(loop):
-    reader, task, waiter = reading(loop, lambda reader: reader.read(4))
+    reader, task, waiter = reading(loop)
 
     class Ending(Exception):
         def __init__(self):
@@ -1159,13 +1159,13 @@ class Compared:
 
 
 def test_a_wait_that_ends_while_its_callbacks_are_compared_wakes_its_task(loop):
-    reader, task, waiter = reading(loop, lambda reader: reader.read(4))
+    reader, task, waiter = reading(loop)
     assert waiter.remove_done_callback(Compared(lambda: bool(reader.feed_data(b"data")))) == 0
     assert loop.run_until_complete(asyncio.wait_for(task, PATIENCE_S)) == b"data"
 
 
 def test_a_comparison_of_callbacks_that_fails_removes_none(loop):
-    reader, task, waiter = reading(loop, lambda reader: reader.read(4))
+    reader, task, waiter = reading(loop)
     called = []
     waiter.add_done_callback(called.append)
     answers = [lambda: True, lambda: 1 / 0]
@@ -1206,7 +1206,7 @@ def test_callbacks_that_change_while_they_are_compared_are_as_in_asyncio(loop):
         loop.run_until_complete(turns(3))
         return removed, called
 
-    reader, task, waiter = reading(loop, lambda reader: reader.read(4))
+    reader, task, waiter = reading(loop)
     ours = change(lambda: reader.feed_data(b"data"), waiter)
     asyncios = asyncio.Future(loop=loop)
     asyncios.add_done_callback(lambda _: None)

@@ -674,10 +674,9 @@ fn remove<'py>(waiter: &Bound<'py, PyAny>, wanted: &Callbacks<'py>) -> PyResult<
     let py = waiter.py();
     let this = fields(waiter);
     let is_wanted = |callback: &Bound<'_, PyAny>, context: &Bound<'_, PyAny>| {
-        let same = |each: &&(Bound<'_, PyAny>, Bound<'_, PyAny>)| {
-            each.0.is(callback) && each.1.is(context)
-        };
-        wanted.iter().find(same).is_some()
+        wanted
+            .iter()
+            .any(|each| each.0.is(callback) && each.1.is(context))
     };
     let mut count = 0;
     // SAFETY: the GIL is held, and the object is a waiter. What is taken out is kept alive by the caller.
@@ -797,23 +796,15 @@ unsafe extern "C" fn add_done_callback(
             Some(context) => context,
             None => support::copy_context(py)?.into_bound(py),
         };
-        add_or_call_soon(&waiter, &function, &context)?;
+        // SAFETY: the GIL is held (`py`), and `waiter` is a waiter: the interpreter calls this for an object of the
+        // type.
+        if unsafe { (*fields(&waiter)).state } == State::Pending {
+            add_callback(&waiter, &function, &context)?;
+        } else {
+            call_soon(&waiter, &function, &context)?;
+        }
         Ok(py.None().into_bound(py))
     })
-}
-
-/// Keeps a callback until the wait ends, or queues it, if the wait has ended.
-fn add_or_call_soon(
-    waiter: &Bound<'_, PyAny>,
-    callback: &Bound<'_, PyAny>,
-    context: &Bound<'_, PyAny>,
-) -> PyResult<()> {
-    // SAFETY: the GIL is held, and the object is a waiter, in its critical section.
-    if unsafe { (*fields(waiter)).state } == State::Pending {
-        add_callback(waiter, callback, context)
-    } else {
-        call_soon(waiter, callback, context)
-    }
 }
 
 unsafe extern "C" fn cancel(
