@@ -18,6 +18,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -457,12 +458,12 @@ def row(table: Table, text: str, values: Mapping[str, float], arms: Sequence[str
 
 def wrapped(text: str) -> list[str]:
     """Return the lines of a paragraph."""
-    lines = [""]
-    for word in text.split():
-        if len(lines[-1]) + 1 + len(word) > WIDTH:
-            lines.append("")
-        lines[-1] += f" {word}" if lines[-1] else word
-    return lines
+    return textwrap.wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False)
+
+
+def header(*columns: str) -> list[str]:
+    """Return the first lines of a table whose rows have a title and a figure for each of these columns."""
+    return [f"| | {' | '.join(columns)} |", f"| --- |{' ---: |' * len(columns)}"]
 
 
 def block(name: str, result: dict[str, Any]) -> str:
@@ -475,13 +476,11 @@ def block(name: str, result: dict[str, Any]) -> str:
     rounds = [len(cell["orders"]) for cell in result["cells"] if cell["name"] in found]
     measured = {arm for values in found.values() for arm in values}
     arms = [arm for arm in table.arms if arm in measured]
-    headings = ["", *(table.arms[arm] for arm in arms)]
     lines = [
         begin,
         *wrapped(f"{table.text} (`make figures TABLE={name}`, {conditions(result, rounds)})."),
         "",
-        f"| {' | '.join(headings)} |".replace("|  |", "| |"),
-        f"| --- |{' ---: |' * len(arms)}",
+        *header(*(table.arms[arm] for arm in arms)),
     ]
     lines += [row(table, text, found[cell], arms) for cell, text in table.rows.items() if cell in found]
     return "\n".join([*lines, end])
@@ -509,9 +508,7 @@ def threads(result: dict[str, Any]) -> list[str]:
         "CPU time per operation with one thread. The first column is in us, the others are ratios to it (above 1: more CPU time than"
         f" ringloop on io_uring). The figures are medians of interleaved rounds (`make figures TABLE={THREADS}`, {where})."
     )
-    headings = ["", f"{THREADS_LOOPS[own]}, us", *(THREADS_LOOPS[loop] for loop in others)]
-    lines = wrapped(text)
-    lines += ["", f"| {' | '.join(headings)} |".replace("|  |", "| |"), f"| --- |{' ---: |' * (len(headings) - 1)}"]
+    lines = [*wrapped(text), "", *header(f"{THREADS_LOOPS[own]}, us", *(THREADS_LOOPS[loop] for loop in others))]
     for cell, title in THREADS_ROWS.items():
         costs = figures_of(cell, own, 1, "cpu_us")
         ratios = [ratio(figures_of(cell, loop, 1, "cpu_us"), costs) for loop in others]
@@ -521,9 +518,7 @@ def threads(result: dict[str, Any]) -> list[str]:
         "Two threads with a loop each: how many times the rate of one thread (2.00 is perfect scaling), and in parentheses how many"
         " times its CPU time per operation."
     )
-    lines += ["", *wrapped(text)]
-    headings = ["", *THREADS_LOOPS.values()]
-    lines += ["", f"| {' | '.join(headings)} |".replace("|  |", "| |"), f"| --- |{' ---: |' * len(THREADS_LOOPS)}"]
+    lines += ["", *wrapped(text), "", *header(*THREADS_LOOPS.values())]
     for cell, title in THREADS_ROWS.items():
         scaled = [
             [ratio(figures_of(cell, loop, 2, key), figures_of(cell, loop, 1, key)) for key in ("rate", "cpu_us")]

@@ -12,11 +12,11 @@ all samples as JSON. `make figures TABLE=threads` makes the tables of docs/decis
 import argparse
 import asyncio
 import contextlib
+import dataclasses
 import datetime
 import importlib
 import json
 import os
-import platform
 import random
 import socket
 import subprocess
@@ -27,7 +27,6 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, cast
 
-ROOT = Path(__file__).resolve().parent.parent
 LOOPS = {
     "ringloop": ("ringloop", {"RINGLOOP_BACKEND": "io_uring"}),
     "ringloop-epoll": ("ringloop", {"RINGLOOP_BACKEND": "epoll"}),
@@ -323,21 +322,6 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     return samples
 
 
-def environment() -> dict[str, Any]:
-    """Return where this is measured, with the names that ringlab has for it."""
-    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    revision = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
-    flags = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")), "")
-    return {
-        "python": f"{platform.python_version()}t",
-        "kernel": platform.release(),
-        "cpus_usable": len(os.sched_getaffinity(0)),
-        "hypervisor": "hypervisor" in flags,
-        "revision": revision,
-        "load_average_begin": list(os.getloadavg()),
-    }
-
-
 def main() -> None:
     """Do what the module's docstring says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -358,6 +342,8 @@ def main() -> None:
         return measure_here(arguments.here, arguments.cells[0], arguments.seconds)
     if not arguments.output:
         parser.error("--output is missing")
+    from ringlab import preflight  # It is in the environment that measures, and loops need not import it.
+
     if getattr(sys, "_is_gil_enabled", lambda: True)():
         remedy = "make figures TABLE=threads PYTHON=python3.14t VENV=.venv-3.14t"
         sys.exit(f"threads: {sys.executable} has a GIL, and this measures free-threaded CPython: {remedy}")
@@ -365,7 +351,8 @@ def main() -> None:
         if problem := probe(loop):
             sys.exit(f"threads: {loop} can't be measured: {problem}; to leave it out, name the others with --loops")
     begun = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    here = environment()
+    here = dataclasses.asdict(preflight.environment(None))
+    here["python"] += "t"
     found = {"environment": here, "run": {"begun": begun, "rounds": arguments.rounds}, "samples": measure(arguments)}
     here["load_average_end"] = list(os.getloadavg())
     arguments.output.write_text(json.dumps(found))

@@ -58,7 +58,7 @@ def test_every_table_has_a_place(name):
     assert page.index(begin) < page.index(end)
 
 
-def test_arms_and_cells_are_those_of_the_lab():
+def test_arms_are_those_of_the_lab():
     lab = tables.ROOT / "lab"
     names = {
         line.split('"')[1]
