@@ -656,6 +656,37 @@ def test_an_unclosed_file_is_closed_when_the_operation_in_progress_is_over(run, 
     assert (path.read_bytes(), other_path.read_bytes()) == (b"content", b"")
 
 
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+@pytest.mark.parametrize("closed_first", ["loop", "file"])
+def test_an_unclosed_file_is_flushed_though_its_loop_was_closed_during_a_call(new_loop, tmp_path, closed_first):
+    path = tmp_path / "file"
+    path.write_bytes(b"....... and more")
+    loop = new_loop()
+
+    async def main():
+        file = await files.open(path, "r+b")
+        await file.write(b"content")
+        file._descriptor.start_call(is_released.wait, support.PATIENCE_S)
+        unclosed.append(file)
+
+    unclosed = []
+    is_released = threading.Event()
+    loop.run_until_complete(main())
+    if closed_first == "loop":
+        loop.close()
+    unclosed.clear()
+    loop.close()
+    gc.collect()
+    assert path.read_bytes() == b"content and more"
+    is_released.set()
+
+    def is_closed():
+        gc.collect()
+        return all(it[1] != str(path) for it in support.open_descriptors())
+
+    asyncio.run(support.until(is_closed, "closing it"))
+
+
 def test_opening_that_is_cancelled_leaves_nothing_open(run, tmp_path):
     started, go_on = threading.Event(), threading.Event()
 

@@ -86,7 +86,11 @@ class File(Generic[_AnyStr]):
             if self._descriptor.raw.closefd:
                 self._warn(f"unclosed file {self!r}", ResourceWarning, source=self, stacklevel=2)
         finally:
-            self._descriptor.when_unused(self._close_now)
+            try:
+                # Now: a loop that is closed forgets the operations in progress, at whose end this would be done.
+                self._flush_now()
+            finally:
+                self._descriptor.when_unused(self._close_now)
 
     def _close_now(self) -> None:
         """Flush and close, waiting as long as that takes."""
@@ -736,7 +740,7 @@ class _Buffered(_Binary):
         del self._out[: count or 0]
 
     def _flush_now(self) -> None:
-        while self._out:
+        while self._out and self._descriptor.may_flush():
             self._written(self._write_now(self._descriptor.fd, self._out))
 
     def _keeps(self, size: int) -> bool:

@@ -23,6 +23,7 @@ import fcntl
 import io
 import os
 import stat
+from _thread import get_ident
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -58,24 +59,40 @@ async def let_the_loop_turn() -> None:
         _end_burst()
 
 
+def call_with(_raw: io.FileIO, function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function, in a thread that keeps the file open, even if its loop is closed and nobody has it any longer."""
+    return function(*args)
+
+
+def check_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """Refuse a call from another event loop."""
+    if asyncio.get_running_loop() is not loop:
+        raise RuntimeError("this file belongs to another event loop; open it in the loop that uses it")
+
+
 class Lock:
     """Who uses a file. Calls take turns, in the order in which they came."""
 
-    __slots__ = ("loop", "pending", "taken", "waiters")
+    __slots__ = ("loop", "pending", "taken", "thread", "waiters")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
+        # The thread that the loop ran in when it was last seen here.
+        self.thread = get_ident()
         self.taken = False
         self.waiters: collections.deque[asyncio.Future[None]] | None = None
         self.pending: Pending | None = None
 
     def reserve(self) -> asyncio.Future[None] | None:
         """Take it, or take a place in the queue: what is to be waited for then, with `wait`."""
+        # Looking for the loop is slower. Another loop in this thread does no harm: its call is refused when it uses the file.
+        if get_ident() != self.thread:
+            check_loop(self.loop)
+            self.thread = get_ident()
         if not self.taken:
             self.taken = True
             return None
-        if asyncio.get_running_loop() is not self.loop:
-            raise RuntimeError("this file belongs to another event loop; open it in the loop that uses it")
+        check_loop(self.loop)
         waiter = self.loop.create_future()
         if self.waiters is None:
             self.waiters = collections.deque()
@@ -216,14 +233,14 @@ class StreamWrite:
         self.rest = memoryview(data)
         self.written = 0
 
-    def go_on(self) -> None:
+    def go_on(self) -> Any:
         """Start the next operation."""
         descriptor, piece = self.descriptor, self.rest[:STREAM_MAX]
         if descriptor.native_loop is not None:
-            self.pending.inner = descriptor.native_loop._write_file(descriptor.fd, piece, None, self.complete)
-        else:
-            self.pending.inner = descriptor.loop.run_in_executor(None, os.write, descriptor.fd, piece)
-            self.pending.inner.add_done_callback(self.complete)
+            return descriptor.native_loop._write_file(descriptor.fd, piece, None, self.complete)
+        future = descriptor.loop.run_in_executor(None, call_with, descriptor.raw, os.write, descriptor.fd, piece)
+        future.add_done_callback(self.complete)
+        return future
 
     def complete(self, inner: Any) -> None:
         """Take the result of one, and start the next until all is written."""
@@ -234,7 +251,7 @@ class StreamWrite:
             self.rest = self.rest[pending.value :]
             if self.rest:
                 try:
-                    self.go_on()
+                    pending.inner = self.go_on()
                     return
                 except BaseException as error:
                     pending.error = error
@@ -253,6 +270,7 @@ class Descriptor:
         "direct",
         "drained",
         "fd",
+        "flushing",
         "in_flight",
         "is_regular",
         "is_remote",
@@ -294,8 +312,11 @@ class Descriptor:
         self.lock = Lock(loop)
         self.left = bytearray()
         self.in_flight = 0
+        # The operation in progress that writes what was buffered, and says how much it was.
+        self.flushing: Pending | None = None
         self.drained: asyncio.Future[None] | None = None
-        self.unused: Callable[[], None] | None = None
+        # Closes the file once nobody refers to it. A list, so that only one of two threads can pop it.
+        self.unused: list[Callable[[], None]] | None = None
         # The write of io_uring: where it begins and ends, and who hears how much it was. `passed` if the position was
         # moved behind it meanwhile.
         self.writing: tuple[int, int, Callable[[int | None], None] | None] | None = None
@@ -312,12 +333,26 @@ class Descriptor:
     def when_unused(self, close: Callable[[], None]) -> None:
         """Close it, for nobody has it any longer: at once, or when the operations in progress are over.
 
-        They were given the number of the descriptor. Once it is closed, another file may have that number.
+        They were given the number of the descriptor. Once it is closed, another file may have that number. If the loop
+        is closed before that, the file is closed when it is collected; calls still running in threads keep it open until then.
         """
-        if self.in_flight:
-            self.unused = close
-        else:
-            close()
+        # In this order, as the last operation may end in the loop's thread while a collector runs this in another one.
+        self.unused = [close]
+        if not self.in_flight:
+            self.close_unused()
+
+    def close_unused(self) -> None:
+        """Close the file that nobody has any longer, once."""
+        assert self.unused is not None
+        try:
+            close = self.unused.pop()
+        except IndexError:
+            return
+        close()
+
+    def may_flush(self) -> bool:
+        """Return whether what is buffered is still to be written: not while an operation writes it, or has when its loop was closed."""
+        return self.flushing is None
 
     def start(
         self, start: Callable[[Callable[[Any], None]], Any], effect: Callable[[Any], None] | None = None
@@ -329,27 +364,43 @@ class Descriptor:
             pending.take(inner)
             self.finish(pending)
 
-        pending.inner = start(complete)
-        self.in_flight += 1
+        self.begin(pending, lambda: start(complete))
         return pending
+
+    def begin(self, pending: Pending, start: Callable[[], Any]) -> None:
+        """Let an operation be in progress. It is counted first, as a collector in another thread may find the file unused."""
+        self.in_flight += 1
+        if pending.effect is not None:
+            self.flushing = pending
+        try:
+            pending.inner = start()
+        except BaseException:
+            self.forget(pending)
+            raise
+
+    def forget(self, pending: Pending) -> None:
+        """Let an operation be in progress no longer."""
+        if self.flushing is pending:
+            self.flushing = None
+        self.in_flight -= 1
 
     def expect(self, effect: Callable[[Any], None] | None) -> Pending:
         """Return what will have the result of an operation."""
-        if asyncio.get_running_loop() is not self.loop:
-            raise RuntimeError("this file belongs to another event loop; open it in the loop that uses it")
+        check_loop(self.loop)
         return Pending(self.loop, effect)
 
     def finish(self, pending: Pending) -> None:
         """Let an operation be over that was in progress."""
-        self.in_flight -= 1
-        pending.end()
+        try:
+            pending.end()
+        finally:
+            self.forget(pending)
         if self.in_flight:
             return
         if self.drained is not None and not self.drained.done():
             self.drained.set_result(None)
-        if self.unused is not None:
-            close, self.unused = self.unused, None
-            close()
+        if self.unused:
+            self.close_unused()
 
     def start_call(
         self, function: Callable[..., Any], *args: Any, effect: Callable[[Any], None] | None = None
@@ -357,7 +408,7 @@ class Descriptor:
         """Start a call in a thread."""
 
         def start(complete: Callable[[Any], None]) -> Any:
-            future = self.loop.run_in_executor(None, function, *args)
+            future = self.loop.run_in_executor(None, call_with, self.raw, function, *args)
             future.add_done_callback(complete)
             return future
 
@@ -391,8 +442,7 @@ class Descriptor:
     def start_stream_write(self, data: ReadableBuffer, effect: Callable[[int | None], None] | None) -> Pending:
         """Write a copy of all the data to a file without a position, in the kernel's time."""
         stream = StreamWrite(self, bytes(data), effect)
-        stream.go_on()
-        self.in_flight += 1
+        self.begin(stream.pending, stream.go_on)
         return stream.pending
 
     def keep(self, data: bytes) -> None:
