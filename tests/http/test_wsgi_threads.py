@@ -5,6 +5,7 @@ import contextlib
 import contextvars
 import gc
 import os
+import socket
 import sys
 import tempfile
 import threading
@@ -959,3 +960,71 @@ def test_a_client_that_leaves_while_a_file_is_sent(arm, loop, tmp_path, caplog):
 
     run(loop, test())
     assert not [record for record in caplog.records if record.name == LOGGER]
+
+
+def test_a_signal_during_the_start_of_a_thread_costs_no_request(arm, loop, monkeypatch):
+    start = threading.Thread.start
+    has_begun = threading.Event()
+    raised, errors = [], []
+
+    def application(environ, start_response):
+        has_begun.set()
+        return answering(b"hello")(environ, start_response)
+
+    def start_and_raise(thread):
+        start(thread)
+        if thread.name.startswith("ringloop-wsgi-") and not raised:
+            wait(has_begun)
+            raised.append(thread)
+            raise ZeroDivisionError("a signal's handler")
+
+    async def test():
+        async with serve(arm, application, wsgi_threads=1) as server:
+            monkeypatch.setattr(threading.Thread, "start", start_and_raise)
+            for _ in range(3):
+                assert (await server.ask(CLOSING)).endswith(b"hello")
+
+    loop.set_exception_handler(lambda _, context: errors.append(type(context["exception"])))
+    run(loop, test())
+    assert len(raised) == 1
+    assert errors == [ZeroDivisionError]
+
+
+# -- A loop that is closed ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize("is_told", [False, True], ids=["before it is told", "after it was told"])
+@pytest.mark.parametrize("waits_for", ["room", "body"])
+def test_a_view_that_waits_for_a_loop_that_is_closed_goes_on(arm, loop_factory, waits_for, is_told):
+    loop = loop_factory()
+    has_begun, may_wait, is_over = threading.Event(), threading.Event(), threading.Event()
+
+    def application(environ, start_response):
+        has_begun.set()
+        wait(may_wait)
+        write = start_response("200 OK", [])
+        with contextlib.suppress(OSError):
+            while waits_for == "room":
+                write(bytes(LARGE))
+            environ["wsgi.input"].read()
+        is_over.set()
+        return []
+
+    async def begin():
+        server = await serve(arm, application).__aenter__()
+        client = socket.create_connection((support.HOST, server.port))
+        client.sendall(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n1")
+        await until(loop, has_begun)
+        if is_told:
+            may_wait.set()
+            await asyncio.sleep(0.1)
+        return client
+
+    with releasing(may_wait), loop.run_until_complete(begin()):
+        loop.run_until_complete(loop.shutdown_default_executor())
+        may_wait.set()
+        time.sleep(0.1)
+        assert not is_over.is_set()
+        loop.close()
+        wait(is_over)

@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -31,6 +32,9 @@ const PATIENCE_NS: u64 = 500_000;
 /// the middle of a view: this is a little less, so that it changes hands between views.
 const HOLD_NS: u64 = 4_000_000;
 
+/// How often a thread that rests checks whether the loop was closed, which notifies nobody.
+const IDLE_CHECK_INTERVAL: Duration = Duration::from_secs(10);
+
 /// The number of a thread.
 pub(super) type Number = u64;
 
@@ -44,7 +48,10 @@ struct State {
     running: usize,
     /// Threads that have nothing to do; the last one has rested for the shortest time.
     idle: Vec<(Number, Arc<Parker>)>,
+    /// All threads, including those that are starting.
     threads: usize,
+    /// Threads that have not begun to work.
+    starting: Vec<Number>,
     /// The most threads. Fewer than were asked for if the system refused one.
     threads_max: usize,
     /// The number of threads that were made.
@@ -71,6 +78,36 @@ struct State {
     is_posted: bool,
 }
 
+impl State {
+    /// A thread begins to work. It counts again if its start seemed to have failed.
+    fn begin(&mut self, number: Number) {
+        match self.starting.iter().position(|&it| it == number) {
+            Some(index) => {
+                self.starting.swap_remove(index);
+            }
+            None => self.threads += 1,
+        }
+    }
+
+    /// A thread could not be started. Returns false if it works nevertheless.
+    fn write_off(&mut self, number: Number) -> bool {
+        let Some(index) = self.starting.iter().position(|&it| it == number) else {
+            return false;
+        };
+        self.starting.swap_remove(index);
+        self.end(number);
+        true
+    }
+
+    /// A thread ends.
+    fn end(&mut self, number: Number) {
+        self.threads -= 1;
+        if self.leader == Some(number) {
+            self.leader = None;
+        }
+    }
+}
+
 #[pyclass(module = "ringloop._core", name = "_WsgiPool", frozen)]
 pub(super) struct Pool {
     queue_max: usize,
@@ -91,6 +128,7 @@ impl Pool {
             running: 0,
             idle: Vec::new(),
             threads: 0,
+            starting: Vec::new(),
             threads_max,
             made: 0,
             leader: None,
@@ -199,21 +237,21 @@ impl Pool {
             if state.threads >= state.threads_max {
                 return Ok(()); // Each takes something when it is done with its view.
             }
-            state.threads += 1;
             state.made += 1;
             state.leader = Some(state.made);
-            state.made
+            let number = state.made;
+            state.starting.push(number);
+            state.threads += 1;
+            number
         };
         let work = slf.getattr(intern!(py, "_work"))?;
         let start = support::http(py)?.getattr(intern!(py, "start_view_thread"))?;
-        let started = start.call1((work, New(number)));
-        if let Err(error) = started {
+        if let Err(error) = start.call1((work, New(number))) {
+            if !this.state.get_mut(py).write_off(number) {
+                return Err(error); // The thread runs: a signal's handler has raised this.
+            }
             let is_alone = {
                 let mut state = this.state.get_mut(py);
-                state.threads -= 1;
-                if state.leader == Some(number) {
-                    state.leader = None;
-                }
                 if state.threads > 0 {
                     // There is no use in trying again for each request.
                     state.threads_max = state.threads;
@@ -252,7 +290,7 @@ impl Pool {
         service.get().call_later(py, delay_s, &callback)
     }
 
-    /// The service shuts down: threads end when there is nothing to do.
+    /// The service shuts down, or the loop is closed: threads end when there is nothing to do.
     pub(super) fn stop(&self, py: Python<'_>) {
         let idle = std::mem::take(&mut self.state.get_mut(py).idle);
         for (_, parker) in idle {
@@ -278,6 +316,7 @@ impl Pool {
     /// Waits until there may be something to do; false if there will be nothing: the thread is not counted any more.
     fn rest(&self, py: Python<'_>, number: Number, parker: &Arc<Parker>) -> PyResult<bool> {
         let service = self.service(py)?;
+        let event_loop = service.get().event_loop(py)?;
         {
             // All in one borrow: whoever puts a request into the queue relies on a leader, and a thread that ends has left
             // before it is looked for. `stop` comes after the flag was set, so that it finds those who have not seen that.
@@ -285,16 +324,20 @@ impl Pool {
             if !state.queue.is_empty() {
                 return Ok(true);
             }
+            if event_loop.get().is_closed() || service.get().is_shutting_down(py) {
+                state.end(number);
+                return Ok(false);
+            }
             if state.leader == Some(number) {
                 state.leader = None;
             }
-            if service.get().is_shutting_down(py) {
-                state.threads -= 1;
-                return Ok(false);
-            }
             state.idle.push((number, Arc::clone(parker)));
         }
-        py.detach(|| parker.wait());
+        while !py.detach(|| parker.wait_for(IDLE_CHECK_INTERVAL)) {
+            if event_loop.get().is_closed() {
+                self.stop(py);
+            }
+        }
         Ok(true)
     }
 
@@ -396,8 +439,8 @@ impl Collector for Pool {
         for parker in waiting {
             parker.call();
         }
-        Self::call_thread(slf)?;
-        Self::set_timer(slf)
+        let called = Self::call_thread(slf);
+        support::first_error(py, called, Self::set_timer(slf))
     }
 }
 
@@ -406,26 +449,22 @@ impl Pool {
     /// The work of a thread.
     fn _work(slf: &Bound<'_, Self>, number: Number) -> PyResult<()> {
         let _sleeps_at_exit = SleepsAtExit::new();
-        Self::run(slf, number).inspect_err(|_| {
-            let mut state = slf.get().state.get_mut(slf.py());
-            state.threads -= 1;
-            if state.leader == Some(number) {
-                state.leader = None;
-            }
-        })
+        slf.get().state.get_mut(slf.py()).begin(number);
+        Self::run(slf, number).inspect_err(|_| slf.get().state.get_mut(slf.py()).end(number))
     }
 
     /// Requests have waited for a moment.
     fn _check(slf: &Bound<'_, Self>) -> PyResult<()> {
+        let py = slf.py();
         {
-            let mut state = slf.get().state.get_mut(slf.py());
+            let mut state = slf.get().state.get_mut(py);
             state.has_timer = false;
             if state.taken == state.taken_before {
                 state.leader = None;
             }
         }
-        Self::call_thread(slf)?;
-        Self::set_timer(slf)
+        let called = Self::call_thread(slf);
+        support::first_error(py, called, Self::set_timer(slf))
     }
 
     /// Does what views need, in the loop's thread.

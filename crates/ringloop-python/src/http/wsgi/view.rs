@@ -1,6 +1,7 @@
 //! A request that a thread of the pool answers. As a Python object it is the `start_response` of its view.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
@@ -23,6 +24,9 @@ use crate::support::{self, in_context};
 
 /// A view waits while the loop has yet to send this many bytes.
 const UNSENT_MAX: usize = 64 * 1024;
+
+/// How often a view that waits for the loop checks whether the loop was closed, which notifies nobody.
+const LOOP_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The parts of a list are joined up to this length.
 const JOINED_MAX: usize = 64 * 1024;
@@ -477,7 +481,14 @@ impl View {
         };
         Self::post(slf, &pool)?;
         Pool::step_aside(&pool, thread)?;
-        py.detach(|| parker.wait());
+        let event_loop = slf.as_super().get().service(py)?.get().event_loop(py)?;
+        while !py.detach(|| parker.wait_for(LOOP_CHECK_INTERVAL)) {
+            if event_loop.get().is_closed() {
+                // Nothing that it was asked for will be done.
+                this.state.get_mut(py).is_gone = true;
+                return Err(disconnected(py));
+            }
+        }
         Ok(())
     }
 
@@ -568,7 +579,11 @@ impl View {
             return Ok(());
         };
         visit.call(&state.environ)?;
-        visit.call(&state.out.file)
+        visit.call(&state.out.file)?;
+        for (_, waiter) in &state.out.waits {
+            visit.call(waiter)?;
+        }
+        Ok(())
     }
 
     fn __clear__(&self, py: Python<'_>) {

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::{PyTraverseError, PyVisit};
@@ -21,16 +22,13 @@ impl Parker {
         self.changed.notify_one();
     }
 
-    /// Sleeps until it is called. The thread must be detached.
-    pub(super) fn wait(&self) {
-        let mut is_called = self.lock();
-        while !*is_called {
-            is_called = self
-                .changed
-                .wait(is_called)
-                .unwrap_or_else(PoisonError::into_inner);
-        }
-        *is_called = false;
+    /// Sleeps until it is called, or for this long; returns whether it was called. The thread must be detached.
+    pub(super) fn wait_for(&self, time: Duration) -> bool {
+        let waited = self
+            .changed
+            .wait_timeout_while(self.lock(), time, |is_called| !*is_called);
+        let (mut is_called, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut *is_called)
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, bool> {
