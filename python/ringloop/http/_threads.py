@@ -259,8 +259,10 @@ class _ThreadServer(Server):
         await self.wait_for_exit()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().shutdown(sockets)
-        self._thread.last = _take(self, self._thread.number)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            self._thread.last = _take(self, self._thread.number)
 
     async def collect_metrics(self) -> tuple[HttpMetrics | None, list[_metrics.Snapshot]]:
         return await self._first.collect_metrics()
