@@ -188,8 +188,10 @@ make_musl() { # make_musl MACHINE VERSION
     command=$tree/$version/bin/python$version
     if [ "$machine" != "$here" ]; then
         command="qemu-$machine -L $tree/base $command"
-        # The one for this machine compiles what CPython freezes.
+        # The one for this machine compiles what CPython freezes. readelf can read other machines' files, but configure accepts
+        # it only by another name.
         cross=(--host="$machine-linux-musl" --build="$here-linux-musl" --with-build-python="$folder/musl-$here/python$version"
+            READELF="$(command -v readelf)"
             ac_cv_file__dev_ptmx=yes ac_cv_file__dev_ptc=no ac_cv_buggy_getaddrinfo=no)
     fi
     if [ ! -e "$tree/python$version" ]; then
