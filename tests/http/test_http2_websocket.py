@@ -156,11 +156,13 @@ def test_the_servers_own_pages_are_for_http_only(arm, loop):
     assert seen == ["websocket"]
 
 
-def test_a_denial_must_not_look_like_an_acceptance(arm, loop, errors):
+@pytest.mark.parametrize("trailers", [False, True])
+def test_a_denial_must_not_look_like_an_acceptance(arm, loop, errors, trailers):
     async def instance(scope, receive, send):
         with pytest.raises(RuntimeError, match="invalid status 200"):
             await send({"type": "websocket.http.response.start", "status": 200})
-        await send({"type": "websocket.http.response.start", "status": 404})
+        # ASGI has no trailers here.
+        await send({"type": "websocket.http.response.start", "status": 404, "trailers": trailers})
         await send({"type": "websocket.http.response.body", "body": b"none"})
 
     async def test():
@@ -331,6 +333,24 @@ def test_a_window_stays_shut_until_the_application_receives(arm, loop, ends):
             may_receive.set()
             await support.until(lambda: len(heard) >= count + (1 if ends else 0))
             assert heard[:count] == list(range(count))
+
+    run(loop, test())
+
+
+def test_a_close_behind_a_full_queue_is_answered_though_the_client_sends_no_more(arm, loop):
+    async def body(receive, send):
+        await asyncio.Event().wait()
+
+    async def test():
+        settings = {"ws_max_queue": 4, "limit_body_ahead": 1024}
+        async with Http2WebSocketServer(arm, application(body), **settings) as server, server.connection() as client:
+            socket = await client.open()
+            socket.write(b"".join(masked(FIN | 2, bytes(100)) for _ in range(10)) + masked(FIN | 8, b"\x03\xe8"))
+            await support.turns(20)
+            client.writer.write_eof()
+            client.write = lambda data: None
+            await client.reading
+            assert await socket.reader.read() == b"\x88\x02\x03\xe8"
 
     run(loop, test())
 

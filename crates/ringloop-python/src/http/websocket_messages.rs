@@ -46,7 +46,10 @@ pub(super) fn receive<'py>(request: &Bound<'py, Request>) -> PyResult<Step<'py>>
             is_drained,
         ) => {
             if is_drained && let Some(connection) = exchange.connection(py) {
-                wire.read_on(exchange, &connection)?;
+                // This message was taken, and has nothing to do with what follows.
+                if let Err(error) = wire.read_on(exchange, &connection) {
+                    error.write_unraisable(py, Some(request.as_any()));
+                }
             }
             let message = objects::dict(py)?;
             message.set_item(kind, intern!(py, "websocket.receive"))?;

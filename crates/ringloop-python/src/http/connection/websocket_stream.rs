@@ -95,7 +95,7 @@ impl Connection {
 
     /// The client has ended its side of the connection: has the WebSockets read what they have not.
     pub(super) fn end_streams_input(slf: &Bound<'_, Self>) -> PyResult<()> {
-        Self::while_busy(slf, || {
+        let read = Self::while_busy(slf, || {
             Self::for_each_stream(slf, |slf, exchange| {
                 slf.get().with_http2(slf.py(), |http2| {
                     let unread = http2.unread(exchange.number());
@@ -103,7 +103,12 @@ impl Connection {
                 });
                 Self::read_stream(slf, exchange)
             })
-        })
+        });
+        if slf.get().with_http2(slf.py(), |_| ()).is_none() {
+            return read;
+        }
+        // What they have answered is sent before the end.
+        support::first_error(slf.py(), read, Self::drive(slf))
     }
 
     /// Has what arrives wait while input is read: it is behind that.

@@ -121,7 +121,9 @@ impl Exchange {
         status: u16,
         has_trailers: bool,
     ) {
-        let takes_trailers = has_trailers && self.protocol.takes_trailers(connection);
+        // ASGI has no trailers for the response that refuses a WebSocket.
+        let takes_trailers =
+            has_trailers && self.websocket().is_none() && self.protocol.takes_trailers(connection);
         let mut state = self.state.get_mut(connection.py());
         state.is_started = true;
         state.status = status;
