@@ -433,7 +433,7 @@ def test_a_client_that_leaves(arm, loop, folder, secured, way, caplog):
 
 
 def test_a_client_that_ends_its_side(arm, loop, folder):
-    """It still gets all of the file, and the application is told."""
+    """It still gets all of the file, and the application is told. There is no reason to linger after it."""
     heard = []
 
     async def application(scope, receive, send):
@@ -445,7 +445,7 @@ def test_a_client_that_ends_its_side(arm, loop, folder):
     path, content = make(folder, LARGE)
 
     async def test():
-        async with FileServer(arm, application) as server, server.client() as client:
+        async with FileServer(arm, application, timeout_linger=1000) as server, server.client() as client:
             client.write(GET)
             client.writer.write_eof()
             assert (await client.rest()).endswith(content)

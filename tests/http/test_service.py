@@ -718,6 +718,35 @@ async def small_client(server):
     return sock
 
 
+def test_a_pipelined_request_that_cannot_be_started_ends_its_connection(arm, loop):
+    """It is started in a callback of the loop, whose error would leave the client waiting."""
+    errors = []
+
+    def factory(loop, coroutine, **options):
+        loop.set_task_factory(refuse)
+        return asyncio.Task(coroutine, loop=loop, **options)
+
+    def refuse(loop, coroutine, **options):
+        raise ZeroDivisionError("no more tasks")
+
+    async def slow(scope, receive, send):
+        await asyncio.sleep(0)
+        await text(b"ok")(scope, receive, send)
+
+    async def test():
+        async with Server(arm, slow) as server, server.client() as client:
+            loop.set_task_factory(factory)
+            client.write(GET + GET)
+            answers = await client.rest()
+            loop.set_task_factory(None)
+            assert answers.count(b"HTTP/1.1 ") == 1
+            await until_closed(server)
+
+    loop.set_exception_handler(lambda _, context: errors.append(type(context["exception"])))
+    run(loop, test())
+    assert errors == [ZeroDivisionError]
+
+
 async def until_closed(server):
     await support.until(lambda: not server.service.connections and not server.service.active)
 

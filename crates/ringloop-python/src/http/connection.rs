@@ -523,11 +523,20 @@ impl Connection {
         let is_gathering = this.state.get(py).is_gathering;
         match (this.link.service(py), this.current(py)) {
             (Some(service), Some(request)) if is_gathering => {
-                Self::end_gathering(slf, &service, &request)?;
-                Self::settle(slf, &service)
+                let ended = Self::end_gathering(slf, &service, &request);
+                Self::or_abort(slf, ended.and_then(|()| Self::settle(slf, &service)))
             }
             _ => Ok(()),
         }
+    }
+
+    /// Ends the connection after an error in a callback of the loop: nobody else would, and its client would wait.
+    fn or_abort(slf: &Bound<'_, Self>, result: PyResult<()>) -> PyResult<()> {
+        result.inspect_err(|_| {
+            if let Err(error) = slf.get().link.abort(slf.py()) {
+                error.write_unraisable(slf.py(), Some(slf.as_any()));
+            }
+        })
     }
 
     /// Limits how long a request waits for its body: each part of it gives the client time for the next one, but not for
@@ -553,7 +562,7 @@ impl Connection {
         };
         this.link.count_received(py, count);
         let end = this.state.get_mut(py).http.skip_body(count as u64);
-        request.get().on_gathered(py, count, end)?;
+        request.get().on_gathered(py, end)?;
         Self::start_gathered(slf, &service)?;
         Self::settle(slf, &service)
     }
@@ -731,12 +740,7 @@ impl Owner for Connection {}
 impl Collector for Connection {
     fn flush(this: &Bound<'_, Self>) -> PyResult<()> {
         let py = this.py();
-        this.get().link.flush(py).inspect_err(|_| {
-            // Nobody is told who could end it.
-            if let Err(error) = this.get().link.abort(py) {
-                error.write_unraisable(py, Some(this.as_any()));
-            }
-        })
+        Self::or_abort(this, this.get().link.flush(py))
     }
 }
 
@@ -826,7 +830,11 @@ impl Connection {
             let taken = Self::end_websocket_input(slf).and(Self::end_streams_input(slf));
             return taken.and(Self::end(slf)).map(|()| false);
         }
-        this.state.get_mut(py).http.close_after_response();
+        {
+            let mut state = this.state.get_mut(py);
+            state.has_ended = true;
+            state.http.close_after_response();
+        }
         if let Some(request) = this.current(py) {
             request.get().disconnect(py, false)?;
         }
@@ -923,10 +931,10 @@ impl Connection {
             }
             if state.http2.is_some() {
                 drop(state);
-                return Self::drive(slf);
+                return Self::or_abort(slf, Self::drive(slf));
             }
         }
-        Self::work(slf, None)
+        Self::or_abort(slf, Self::work(slf, None))
     }
 
     fn __repr__(slf: &Bound<'_, Self>) -> PyResult<Py<PyString>> {

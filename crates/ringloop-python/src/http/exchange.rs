@@ -575,14 +575,18 @@ impl Exchange {
         }
         let gathered = state.gathered.as_mut().filter(|it| it.room() > 0)?;
         let room = gathered.room();
-        Some((receive_into(gathered), room))
+        let received = receive_into(gathered);
+        if let Ok(count) = &received {
+            // In this borrow: what a thread gathers next has room for just the rest of the body.
+            state.expected = state.expected.saturating_sub(*count as u64);
+        }
+        Some((received, room))
     }
 
-    /// `gather` has received `count` bytes, the last ones if `end`.
-    pub(super) fn on_gathered(&self, py: Python<'_>, count: usize, end: bool) -> PyResult<()> {
+    /// `gather` has received something, the last bytes if `end`.
+    pub(super) fn on_gathered(&self, py: Python<'_>, end: bool) -> PyResult<()> {
         {
             let mut state = self.state.get_mut(py);
-            state.expected = state.expected.saturating_sub(count as u64);
             state.body_ended |= end;
             if !state.has_gathered() && !state.has_all() {
                 return Ok(());

@@ -10,6 +10,9 @@ use crate::objects::New;
 /// How long the client of a WebSocket may take for its part of the closing handshake, in seconds.
 const CLOSE_S: f64 = 10.0;
 
+/// The shortest time to linger, in seconds.
+const LINGER_S_MIN: f64 = 0.1;
+
 /// How long an idle connection keeps what was made of its last head, which takes more memory than all the rest.
 /// Clients that are idle longer ask so rarely that making it again costs little.
 const HEAD_KEPT_S: f64 = 0.25;
@@ -123,7 +126,8 @@ impl HttpSettings {
             Kind::Ping => self.ws_ping_interval.filter(|seconds| *seconds > 0.0),
             Kind::Pong => self.ws_ping_timeout,
             Kind::Close => Some(CLOSE_S),
-            Kind::Linger => Some(self.timeout_linger),
+            // It is set again while something is unsent: 0 would keep the loop busy.
+            Kind::Linger => Some(self.timeout_linger.max(LINGER_S_MIN)),
             Kind::Gather => Some(PAUSE_S),
         };
         seconds.map(|seconds| (seconds * 1e9).round() as u64)
