@@ -741,7 +741,8 @@ class _Buffered(_Binary):
 
     def _flush_now(self) -> None:
         while self._out and self._descriptor.may_flush():
-            self._written(self._write_now(self._descriptor.fd, self._out))
+            # A collector may have closed the raw file before it has come to this one. The number may be another file's then.
+            self._written(self._write_now(self._descriptor.raw.fileno(), self._out))
 
     def _keeps(self, size: int) -> bool:
         """Return whether an empty buffer would take this many bytes; from Python 3.13 on, `io` writes what would fill it."""

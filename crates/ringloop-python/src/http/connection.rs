@@ -530,7 +530,7 @@ impl Connection {
         }
     }
 
-    /// Ends the connection after an error in a callback of the loop: nobody else would, and its client would wait.
+    /// Ends the connection after an error that nobody else ends it for: its client would wait.
     fn or_abort(slf: &Bound<'_, Self>, result: PyResult<()>) -> PyResult<()> {
         result.inspect_err(|_| {
             if let Err(error) = slf.get().link.abort(slf.py()) {

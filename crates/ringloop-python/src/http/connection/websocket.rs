@@ -495,11 +495,12 @@ impl WebSocketProtocol for Frames {
 
     fn read_on(&self, exchange: &Exchange, object: &Bound<'_, PyAny>) -> PyResult<()> {
         let connection = connection(object)?;
-        if exchange.has_stream() {
+        let read = if exchange.has_stream() {
             Connection::read_stream_on(connection, exchange)
         } else {
             Connection::read_on(connection)
-        }
+        };
+        Connection::or_abort(connection, read)
     }
 
     fn close(
