@@ -133,10 +133,14 @@ make_base() { # make_base MACHINE
     cp "$("$zig_python" -c 'import pathlib, ziglang; print(pathlib.Path(ziglang.__file__).parent)')/lib/libc/include/generic-musl/stdarg.h" \
         "$base/include"
     # CPython asks for the multiarch name. zig looks for undefined behaviour and for build times, which is not for other people's programs.
-    # A Python for this machine must also start without a script, so it names its loader.
+    # A Python for this machine must also start without a script, so it names its loader. setup.py of 3.11 adds the headers of this machine.
     cat >"$base/bin/cc" <<END
 #!/bin/sh
 case "\$*" in *-print-multiarch) echo $machine-linux-musl && exit ;; esac
+for each; do
+    shift
+    case \$each in -I/usr/include | -I/usr/local/include) ;; *) set -- "\$@" "\$each" ;; esac
+done
 exec $zig_python -m ziglang cc -target $machine-linux-musl -dynamic -fno-sanitize=undefined -Wno-date-time -I$base/include "\$@"
 END
     chmod +x "$base/bin"/*
