@@ -87,8 +87,9 @@ class File(Generic[_AnyStr]):
                 self._warn(f"unclosed file {self!r}", ResourceWarning, source=self, stacklevel=2)
         finally:
             try:
-                # Now: a loop that is closed forgets the operations in progress, at whose end this would be done.
-                self._flush_now()
+                if self._descriptor.in_flight:
+                    # Closing waits for these operations, and never comes if the loop is closed first.
+                    self._flush_now()
             finally:
                 self._descriptor.when_unused(self._close_now)
 
@@ -740,8 +741,9 @@ class _Buffered(_Binary):
         del self._out[: count or 0]
 
     def _flush_now(self) -> None:
-        while self._out and self._descriptor.may_flush():
-            # A collector may have closed the raw file before it has come to this one. The number may be another file's then.
+        # What an operation writes is not written again, even if the loop was closed before it was over.
+        while self._out and self._descriptor.flushing is None:
+            # Not `fd`: a collector may have closed the raw file first, and another file may have its number.
             self._written(self._write_now(self._descriptor.raw.fileno(), self._out))
 
     def _keeps(self, size: int) -> bool:

@@ -350,10 +350,6 @@ class Descriptor:
             return
         close()
 
-    def may_flush(self) -> bool:
-        """Return whether what is buffered is still to be written: not while an operation writes it, or has when its loop was closed."""
-        return self.flushing is None
-
     def start(
         self, start: Callable[[Callable[[Any], None]], Any], effect: Callable[[Any], None] | None = None
     ) -> Pending:

@@ -46,7 +46,7 @@ pub(super) fn receive<'py>(request: &Bound<'py, Request>) -> PyResult<Step<'py>>
             is_drained,
         ) => {
             if is_drained && let Some(connection) = exchange.connection(py) {
-                // This message was taken, and has nothing to do with what follows.
+                // The message is out of the queue already: this error must not lose it.
                 if let Err(error) = wire.read_on(exchange, &connection) {
                     error.write_unraisable(py, Some(request.as_any()));
                 }

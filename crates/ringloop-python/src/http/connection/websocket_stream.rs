@@ -95,6 +95,9 @@ impl Connection {
 
     /// The client has ended its side of the connection: has the WebSockets read what they have not.
     pub(super) fn end_streams_input(slf: &Bound<'_, Self>) -> PyResult<()> {
+        if slf.get().state.get(slf.py()).http2.is_none() {
+            return Ok(());
+        }
         let read = Self::while_busy(slf, || {
             Self::for_each_stream(slf, |slf, exchange| {
                 slf.get().with_http2(slf.py(), |http2| {
@@ -104,9 +107,6 @@ impl Connection {
                 Self::read_stream(slf, exchange)
             })
         });
-        if slf.get().with_http2(slf.py(), |_| ()).is_none() {
-            return read;
-        }
         // What they have answered is sent before the end.
         support::first_error(slf.py(), read, Self::drive(slf))
     }
